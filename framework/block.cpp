@@ -1,0 +1,128 @@
+#include "framework/block.h"
+
+#include <algorithm>
+
+#include "kernels/elementwise.h"
+#include "kernels/linear.h"
+#include "kernels/position_mlp.h"
+#include "kernels/rmsnorm.h"
+#include "kernels/swiglu.h"
+
+namespace capstan::framework {
+
+using kernels::Into;
+
+namespace {
+
+Tensor rows_of(const View& like, std::int64_t columns) { return Tensor({like.dim(0), columns}, like.type(), like.device()); }
+
+void collect(LayerStats& stats, const SequenceContext& context, const parallel::RingSaved& ring, const View& z_next) {
+  if (ring.horizon) {
+    const View horizon = ring.horizon;  // [B, tiles, H]; exact when a rank owns one chunk
+    for (std::int64_t b = 0; b < horizon.dim(0); ++b)
+      for (std::int64_t tile = 0; tile < horizon.dim(1); ++tile) {
+        const std::int64_t last = std::min(context.tokens, (tile + 1) * context.tile) - 1;
+        const std::int64_t index = context.rows.index[b].as<std::int64_t>()[last];
+        for (std::int64_t h = 0; h < horizon.dim(2); ++h) {
+          stats.horizon_sum += double(index - horizon[b][tile].as<std::int64_t>()[h]);
+          stats.horizons += 1;
+        }
+      }
+  }
+  if (z_next) {
+    const kernels::MagnitudeSum magnitude = kernels::complex_magnitude(z_next);
+    stats.z_sum += magnitude.sum;
+    stats.z_max = std::max(stats.z_max, magnitude.max);
+    stats.z_count += magnitude.count;
+  }
+}
+
+}  // namespace
+
+Block::Block(const ModelConfig& config, int layer, Encoding& encoding, Parameters& parameters)
+    : layer_(layer), norm_eps_(config.norm_eps), encoding_(encoding),
+      attention_(config, fmt::format("model.layers.{}", layer), layer, encoding, parameters),
+      norm_(parameters.declare(fmt::format("model.layers.{}.post_attention_layernorm.weight", layer), {config.hidden_size}, Init::one)),
+      gate_(parameters.declare(fmt::format("model.layers.{}.mlp.gate_proj.weight", layer), {config.mlp_size, config.hidden_size}, Init::normal)),
+      up_(parameters.declare(fmt::format("model.layers.{}.mlp.up_proj.weight", layer), {config.mlp_size, config.hidden_size}, Init::normal)),
+      down_(parameters.declare(fmt::format("model.layers.{}.mlp.down_proj.weight", layer), {config.hidden_size, config.mlp_size}, Init::normal)) {}
+
+/// x_mid = x + W_o y
+Tensor Block::after_attention(const View& x, const parallel::RingSaved& ring) const {
+  Tensor x_mid = zeros_like(x);
+  x_mid.view().copy_from(x);
+  attention_.project(x_mid, ring);
+  return x_mid;
+}
+
+/// m = W_down (silu(W_gate xn) · W_up xn), xn = norm(x_mid)
+MlpLocal Block::mlp(const View& x_mid) const {
+  const std::int64_t hidden = gate_.shape[0];
+  MlpLocal local{zeros_like(x_mid), rows_of(x_mid, hidden), rows_of(x_mid, hidden), rows_of(x_mid, hidden), zeros_like(x_mid)};
+  kernels::rmsnorm_forward(local.xn, x_mid, norm_.value, norm_eps_);
+  kernels::linear_forward(local.gate, local.xn, gate_.value);
+  kernels::linear_forward(local.up, local.xn, up_.value);
+  kernels::swiglu_forward(local.h, local.gate, local.up);
+  kernels::linear_forward(local.m, local.h, down_.value);
+  return local;
+}
+
+BlockOutput Block::forward(const SequenceContext& context, Tensor x, Tensor z, Keep keep, BlockSaved& saved, LayerStats* stats) const {
+  AttentionLocal local = attention_.local(context, x, z);
+  parallel::RingSaved ring = attention_.attend(context, local, z, stats ? &stats->attention : nullptr);
+  if (keep == Keep::everything) saved.attention = std::move(local);
+  local = {};
+  Tensor x_mid = after_attention(x, ring);
+  MlpLocal hidden = mlp(x_mid);
+
+  BlockOutput out;
+  out.x = x_mid.clone();
+  kernels::add(out.x, hidden.m);
+  if (encoding_.travels(layer_)) out.z = encoding_.update(layer_, z, attention_.state_average(ring), hidden.m);
+  if (stats) collect(*stats, context, ring, out.z);
+
+  if (keep == Keep::nothing) return out;
+  saved.x = std::move(x);
+  saved.z = std::move(z);
+  if (keep != Keep::inputs) saved.ring = std::move(ring);
+  if (keep == Keep::everything) {
+    saved.x_mid = std::move(x_mid);
+    saved.mlp = std::move(hidden);
+  }
+  return out;
+}
+
+/// Quotes forward from its last line up. What was not kept is computed again by the same functions, so the bits are the same.
+void Block::backward(const SequenceContext& context, Tensor& dx, Tensor& dz, BlockSaved& saved) const {
+  const AttentionLocal local = saved.attention ? std::move(*saved.attention) : attention_.local(context, saved.x, saved.z);
+  const parallel::RingSaved ring = saved.ring ? std::move(*saved.ring) : attention_.attend(context, local, saved.z, nullptr);
+  const Tensor x_mid = saved.x_mid ? std::move(saved.x_mid) : after_attention(saved.x, ring);
+  const MlpLocal hidden = saved.mlp ? std::move(*saved.mlp) : mlp(x_mid);
+
+  // out.x = x_mid + m, out.z = update(z, p, m)
+  Tensor dm = dx.clone(), dz_in, dp;
+  if (saved.z) dz_in = zeros_like(saved.z);
+  if (encoding_.travels(layer_)) {
+    const Tensor p = attention_.state_average(ring);
+    dp = zeros_like(p);
+    encoding_.update_backward(layer_, dz_in, dp, dm, dz, saved.z, p, hidden.m);
+  }
+
+  // m = W_down h, h = silu(gate) · up, gate = W_gate xn, up = W_up xn, xn = norm(x_mid)
+  Tensor dh = zeros_like(hidden.h), dgate = zeros_like(hidden.h), dup = zeros_like(hidden.h), dxn = zeros_like(x_mid);
+  kernels::linear_backward_input(dh, dm, down_.value);
+  if (down_.grad) kernels::linear_backward_weight(down_.grad, dm, hidden.h);
+  kernels::swiglu_backward(dgate, dup, dh, hidden.gate, hidden.up);
+  kernels::linear_backward_input(dxn, dgate, gate_.value);
+  kernels::linear_backward_input(dxn, dup, up_.value, Into::add);
+  if (gate_.grad) kernels::linear_backward_weight(gate_.grad, dgate, hidden.xn);
+  if (up_.grad) kernels::linear_backward_weight(up_.grad, dup, hidden.xn);
+  kernels::rmsnorm_backward(dx, norm_.grad, dxn, x_mid, norm_.value, norm_eps_, Into::add);  // dx is now that of x_mid
+
+  // x_mid = x + W_o y(x, z)
+  const Tensor d_mid = dx.clone();
+  attention_.backward(context, dx, dz_in, d_mid, dp, saved.x, saved.z, local, ring);
+  dz = std::move(dz_in);
+}
+
+}  // namespace capstan::framework

@@ -1,0 +1,128 @@
+// Relations between the options of a recipe. Each refusal says where, which values, what is allowed, and what to do.
+
+#include <charconv>
+#include <cmath>
+
+#include "framework/config.h"
+#include "kernels/check.h"
+
+namespace capstan::framework {
+namespace {
+
+template <class... Args>
+void need(bool holds, const std::string& where, fmt::format_string<Args...> text, Args&&... args) {
+  if (!holds) fail(ExitCode::config, "{}: {}", where, fmt::format(text, std::forward<Args>(args)...));
+}
+
+/// A recipe may come from code or a checkpoint, not only through Option::set.
+void check_ranges(const Recipe& recipe, const std::string& where) {
+  Recipe copy = recipe;
+  for (const Option& option : options(copy)) option.set(option.text(), where);
+}
+
+bool rotates(const PositionConfig& p) { return p.kind == "rope" || p.kind == "rope+cope" || p.kind == "tape"; }
+
+void check_heads(const Recipe& recipe, const std::string& where) {
+  const ModelConfig& m = recipe.model;
+  need(m.head_size > 0 || m.hidden_size % m.heads == 0, where,
+       "model.hidden_size = {} is not a multiple of model.heads = {}; choose a multiple, or give model.head_size",
+       m.hidden_size, m.heads);
+  const std::int64_t kv_heads = m.kv_heads > 0 ? m.kv_heads : m.heads;
+  need(m.heads % kv_heads == 0, where, "model.heads = {} is not a multiple of model.kv_heads = {}; choose a divisor",
+       m.heads, kv_heads);
+  const std::int64_t head_size = m.head_size > 0 ? m.head_size : m.hidden_size / m.heads;
+  need(!rotates(recipe.position) || head_size % 2 == 0, where,
+       "the head size is {}, but position.kind = {} turns pairs of channels; choose an even model.head_size", head_size,
+       recipe.position.kind);
+}
+
+void check_scaling(const Recipe& recipe, const std::string& where) {
+  const PositionConfig& p = recipe.position;
+  const bool scaled = p.scaling != "none";
+  need(!scaled || rotates(p), where,
+       "position.scaling = {} needs rotations, but position.kind = {} has none; choose rope, rope+cope or tape, "
+       "or scaling = none",
+       p.scaling, p.kind);
+  need(scaled || p.factor == 1, where,
+       "position.factor = {} has no effect with position.scaling = none; choose a scaling, or factor = 1", p.factor);
+  // Dynamic scaling grows with the length by itself; every other one does nothing at factor 1.
+  need(!scaled || p.scaling == "dynamic" || p.factor > 1, where,
+       "position.factor = {} stretches nothing with position.scaling = {}; give a factor over 1, or scaling = none",
+       p.factor, p.scaling);
+  need(p.length == 0 || p.scaling == "dynamic", where,
+       "position.length = {} is for position.scaling = dynamic, not {}; take it out", p.length, p.scaling);
+  need(p.scaling != "yarn" || p.beta_fast > p.beta_slow, where,
+       "position.beta_fast = {} must be over position.beta_slow = {}", p.beta_fast, p.beta_slow);
+  need(p.scaling != "llama3" || p.high_freq_factor > p.low_freq_factor, where,
+       "position.high_freq_factor = {} must be over position.low_freq_factor = {}", p.high_freq_factor,
+       p.low_freq_factor);
+
+  const bool by_length = p.scaling == "dynamic" || p.scaling == "yarn" || p.scaling == "llama3";
+  const bool known = p.original_length > 0 || recipe.model.max_length > 0 || !recipe.model.from.empty();
+  need(!by_length || known, where,
+       "position.scaling = {} needs the length before scaling; give position.original_length, model.max_length or "
+       "model.from",
+       p.scaling);
+}
+
+void check_data(const DataConfig& d, const std::string& where) {
+  const auto files = split_list(d.train), weights = split_list(d.weights);
+  for (const std::string& file : files)
+    need(!file.empty(), where, "data.train = {} has an empty name between its commas; take it out", d.train);
+  need(weights.empty() || weights.size() == files.size(), where,
+       "data.weights has {} numbers for {} files in data.train; give one per file, or none", weights.size(),
+       files.size());
+  double sum = 0;
+  for (const std::string& weight : weights) {
+    double value = 0;
+    const auto [stop, error] = std::from_chars(weight.data(), weight.data() + weight.size(), value);
+    const bool number = error == std::errc() && stop == weight.data() + weight.size() && !std::isnan(value);
+    need(number && value >= 0 && value <= 1e9, where, "data.weights = {} holds {}; give numbers from 0 to 1e9",
+         d.weights, weight.empty() ? "an empty place" : weight);
+    sum += value;
+  }
+  need(weights.empty() || sum > 0, where, "data.weights = {} are all 0; give at least one number over 0", d.weights);
+}
+
+void check_patterns(const std::string& name, const std::string& list, const std::string& where) {
+  for (const std::string& pattern : split_list(list))
+    need(!pattern.empty(), where, "{} = {} has an empty pattern between its commas; take it out", name, list);
+}
+
+void check_training(const TrainConfig& t, const std::string& where) {
+  need(t.micro_batch <= t.sequences, where, "train.micro_batch = {} is over train.sequences = {}; give at most that",
+       t.micro_batch, t.sequences);
+  need(t.precision != "f64" || t.device == "ref", where,
+       "train.precision = f64 is not there on train.device = {}; choose device = ref, or precision = f32", t.device);
+  need(!split_list(t.trainable).empty(), where,
+       "train.trainable is empty, so nothing would be trained; give * for all parameters");
+  check_patterns("train.trainable", t.trainable, where);
+  check_patterns("train.frozen", t.frozen, where);
+}
+
+void check_schedule(const Recipe& recipe, const std::string& where) {
+  const ScheduleConfig& s = recipe.schedule;
+  need(s.cooldown == 0 || s.kind == "trapezoid", where,
+       "schedule.cooldown = {} is for schedule.kind = trapezoid, not {}; take it out", s.cooldown, s.kind);
+  need(s.warmup + s.cooldown <= recipe.train.steps, where,
+       "schedule.warmup = {} and schedule.cooldown = {} are together more than train.steps = {}; make them shorter, or "
+       "give more steps",
+       s.warmup, s.cooldown, recipe.train.steps);
+}
+
+}  // namespace
+
+void check_recipe(const Recipe& recipe, const std::string& where) {
+  check_ranges(recipe, where);
+  if (recipe.model.from.empty()) check_heads(recipe, where);
+  check_scaling(recipe, where);
+  check_data(recipe.data, where);
+  check_training(recipe.train, where);
+  check_schedule(recipe, where);
+  const bool validates = recipe.train.validate_every > 0;
+  need(!validates || !recipe.data.validation.empty(), where,
+       "train.validate_every = {} has no data.validation to read; give a token file, or validate_every = 0",
+       recipe.train.validate_every);
+}
+
+}  // namespace capstan::framework

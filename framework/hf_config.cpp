@@ -1,0 +1,410 @@
+#include "framework/hf_config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "framework/files.h"
+#include "kernels/check.h"
+
+namespace capstan::framework {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::int64_t config_limit = 1 << 20;  // bytes
+constexpr double largest_length = 2147483647;   // tokens
+
+/// One JSON object with the name that its errors begin with. Null counts as absent, as in Hugging Face's own reader.
+class Fields {
+ public:
+  Fields(const Json& object, std::string where) : object_(object), where_(std::move(where)) {}
+
+  const Json* find(const std::string& key) const {
+    const auto found = object_.find(key);
+    return found == object_.end() || found->is_null() ? nullptr : &*found;
+  }
+
+  std::int64_t integer(const std::string& key, std::int64_t absent, double least, double most) const {
+    const Json* value = find(key);
+    if (value == nullptr) return absent;
+    if (!value->is_number_integer()) refuse(key, fmt::format("a whole number from {:.0f} to {:.0f}", least, most));
+    const double rounded = value->get<double>();  // good enough for the range; an unsigned value may not fit an int64
+    if (!(rounded >= least && rounded <= most)) refuse(key, fmt::format("{:.0f} to {:.0f}", least, most));
+    return value->get<std::int64_t>();
+  }
+
+  std::int64_t required_integer(const std::string& key, double least, double most) const {
+    if (find(key) == nullptr) fail(ExitCode::bad_data, "{}: {} is missing; get the file again", where_, key);
+    return integer(key, 0, least, most);
+  }
+
+  double number(const std::string& key, double absent, double least, double most) const {
+    const Json* value = find(key);
+    if (value == nullptr) return absent;
+    const std::string allowed = fmt::format("a number from {} to {}", least, most);
+    if (!value->is_number()) refuse(key, allowed);
+    const double found = value->get<double>();
+    if (!(found >= least && found <= most)) refuse(key, allowed);
+    return found;
+  }
+
+  bool flag(const std::string& key, bool absent) const {
+    const Json* value = find(key);
+    if (value == nullptr) return absent;
+    if (!value->is_boolean()) refuse(key, "true or false");
+    return value->get<bool>();
+  }
+
+  std::string text(const std::string& key, const std::string& absent) const {
+    const Json* value = find(key);
+    if (value == nullptr) return absent;
+    if (!value->is_string()) refuse(key, "a text");
+    return value->get<std::string>();
+  }
+
+  [[noreturn]] void refuse(const std::string& key, const std::string& allowed) const {
+    const Json* value = find(key);
+    fail(ExitCode::bad_data, "{}: {} is {}, allowed is {}; such a model cannot be used here", where_, key,
+         value == nullptr ? "missing" : printable(value->dump()), allowed);
+  }
+
+  const Json& object() const { return object_; }
+  const std::string& where() const { return where_; }
+
+ private:
+  const Json& object_;
+  std::string where_;
+};
+
+/// Everything that would give other results than this program computes.
+void refuse_unsupported(const Fields& config, const std::string& type) {
+  if (config.find("sliding_window") != nullptr) config.refuse("sliding_window", "null");
+  // Mistral's window has a default of 4096: absent does not mean none.
+  if (type == "mistral" && !config.object().contains("sliding_window"))
+    config.refuse("sliding_window", "null (written out)");
+  for (const char* bias : {"attention_bias", "mlp_bias"}) {
+    if (config.flag(bias, false)) config.refuse(bias, "false");
+  }
+  if (config.text("hidden_act", "silu") != "silu") config.refuse("hidden_act", "silu");
+  if (config.find("quantization_config") != nullptr)
+    config.refuse("quantization_config", "null: weights of F32, F16, BF16");
+  if (config.number("partial_rotary_factor", 1, 0, 1) != 1) config.refuse("partial_rotary_factor", "1");
+}
+
+ModelConfig read_model(const Fields& config, const std::string& type) {
+  ModelConfig model;
+  model.hidden_size = config.required_integer("hidden_size", 1, 1 << 20);
+  model.mlp_size = config.required_integer("intermediate_size", 1, 1 << 22);
+  model.layers = config.required_integer("num_hidden_layers", 1, 4096);
+  model.heads = config.required_integer("num_attention_heads", 1, 65536);
+  model.vocabulary = config.required_integer("vocab_size", 1, 1 << 24);
+  // Defaults of Hugging Face's LlamaConfig and MistralConfig for what a file may leave out.
+  model.kv_heads = config.integer("num_key_value_heads", type == "mistral" ? 8 : model.heads, 1, 65536);
+  model.norm_eps = config.number("rms_norm_eps", 1e-6, 1e-30, 1);
+  model.tied = config.flag("tie_word_embeddings", false);
+  model.max_length = config.integer("max_position_embeddings", type == "mistral" ? 131072 : 2048, 1, largest_length);
+  if (model.heads % model.kv_heads != 0) {
+    config.refuse("num_key_value_heads", fmt::format("a divisor of the {} heads", model.heads));
+  }
+  if (config.find("head_dim") == nullptr && model.hidden_size % model.heads != 0) {
+    config.refuse("num_attention_heads", fmt::format("a divisor of hidden_size {}, or head_dim", model.hidden_size));
+  }
+  model.head_size = config.integer("head_dim", model.hidden_size / model.heads, 1, 65536);
+  if (model.head_size < 1 || model.head_size % 2 != 0) {
+    fail(ExitCode::bad_data, "{}: heads of size {}, allowed are even sizes (rotary pairs)", config.where(),
+         model.head_size);
+  }
+  return model;
+}
+
+std::vector<int> read_ids(const Fields& config, const std::string& key, int absent, std::int64_t vocabulary) {
+  const auto found = config.object().find(key);
+  if (found == config.object().end()) return absent < vocabulary ? std::vector<int>{absent} : std::vector<int>{};
+  if (found->is_null()) return {};
+  const Json list = found->is_array() ? *found : Json::array({*found});
+  std::vector<int> ids;
+  for (const Json& id : list) {
+    const bool valid = id.is_number_integer() && id.get<double>() >= 0 && id.get<double>() < double(vocabulary);
+    if (!valid) config.refuse(key, fmt::format("ids from 0 to {}", vocabulary - 1));
+    ids.push_back(id.get<int>());
+  }
+  return ids;
+}
+
+/// The keys that a scaling uses. Any other key with a value would be something that is not honoured.
+void check_scaling_keys(const Fields& scaling, const std::string& type) {
+  std::vector<std::string> known{"type", "rope_type", "rope_theta", "finetuned"};
+  if (type != "none") known.insert(known.end(), {"factor", "original_max_position_embeddings"});
+  if (type == "yarn") known.insert(known.end(), {"beta_fast", "beta_slow", "attention_factor"});
+  if (type == "llama3") known.insert(known.end(), {"low_freq_factor", "high_freq_factor"});
+  for (const auto& [key, value] : scaling.object().items()) {
+    if (value.is_null() || std::find(known.begin(), known.end(), key) != known.end()) continue;
+    if (key == "partial_rotary_factor" && value == 1) continue;
+    if (key == "truncate" && value == true) continue;  // YaRN's own rule, spelt out
+    fail(ExitCode::bad_data, "{}: unknown key '{}' ({}) for the rope type '{}'; such a model cannot be used here",
+         scaling.where(), printable(key), printable(value.dump()), type);
+  }
+}
+
+void read_scaling(const Fields& scaling, PositionConfig& position) {
+  const std::string old_name = scaling.text("type", "");
+  std::string type = scaling.text("rope_type", old_name);
+  if (!old_name.empty() && type != old_name) scaling.refuse("type", "the same as rope_type '" + printable(type) + "'");
+  if (type.empty() && scaling.find("factor") != nullptr) scaling.refuse("rope_type", "linear, dynamic, yarn or llama3");
+  if (type.empty() || type == "default") type = "none";
+  if (type != "none" && type != "linear" && type != "dynamic" && type != "yarn" && type != "llama3") {
+    scaling.refuse(scaling.find("rope_type") != nullptr ? "rope_type" : "type",
+                   "default, linear, dynamic, yarn or llama3");
+  }
+  check_scaling_keys(scaling, type);
+  position.scaling = type;
+  if (type == "none") return;
+  if (scaling.find("factor") == nullptr) scaling.refuse("factor", "a number from 1 to 1e6");
+  position.factor = scaling.number("factor", 1, 1, 1e6);
+  position.original_length = scaling.integer("original_max_position_embeddings", 0, 1, largest_length);
+  if (type == "yarn") {
+    position.beta_fast = scaling.number("beta_fast", 32, 1e-3, 1e6);
+    position.beta_slow = scaling.number("beta_slow", 1, 1e-3, 1e6);
+    position.attention_factor = scaling.number("attention_factor", 0, 1e-3, 1e3);
+    if (position.beta_slow >= position.beta_fast) scaling.refuse("beta_slow", "less than beta_fast");
+  }
+  if (type == "llama3") {
+    for (const char* key : {"original_max_position_embeddings", "low_freq_factor", "high_freq_factor"}) {
+      if (scaling.find(key) == nullptr) scaling.refuse(key, "a number");
+    }
+    position.low_freq_factor = scaling.number("low_freq_factor", 1, 1e-3, 1e6);
+    position.high_freq_factor = scaling.number("high_freq_factor", 4, 1e-3, 1e6);
+    if (position.low_freq_factor >= position.high_freq_factor)
+      scaling.refuse("low_freq_factor", "less than high_freq_factor");
+  }
+}
+
+/// The object of the rotary scaling: rope_parameters (transformers 5, which also holds the base) or rope_scaling.
+const char* scaling_key(const Json& config) {
+  const auto found = config.find("rope_parameters");
+  return found != config.end() && !found->is_null() ? "rope_parameters" : "rope_scaling";
+}
+
+PositionConfig read_rope(const Fields& config) {
+  PositionConfig position;
+  const std::string key = scaling_key(config.object());
+  if (key == "rope_parameters" && config.find("rope_scaling") != nullptr)
+    config.refuse("rope_scaling", "null beside rope_parameters");
+  position.theta = config.number("rope_theta", 10000, 1, 1e15);
+  const Json* scaling = config.find(key);
+  if (scaling == nullptr) return position;
+  if (!scaling->is_object()) config.refuse(key, "an object or null");
+  const Fields fields(*scaling, config.where() + ": " + key);
+  position.theta = fields.number("rope_theta", position.theta, 1, 1e15);
+  read_scaling(fields, position);
+  return position;
+}
+
+/// What Hugging Face has no field for; see own_position().
+void read_own_position(const Fields& own, ModelConfig& model, PositionConfig& position) {
+  static const std::vector<std::string> kinds{"none", "rope", "cope", "rope+cope", "tape"};
+  static const std::vector<std::string> known{"kind",  "cope_positions", "tape_width",      "length",
+                                              "theta", "ntk_factor",     "original_length", "max_length"};
+  for (const auto& [key, value] : own.object().items()) {
+    if (std::find(known.begin(), known.end(), key) == known.end())
+      own.refuse(key, fmt::format("only {}", fmt::join(known, ", ")));
+  }
+  position.kind = own.text("kind", "rope");
+  if (std::find(kinds.begin(), kinds.end(), position.kind) == kinds.end())
+    own.refuse("kind", fmt::format("{}", fmt::join(kinds, ", ")));
+  position.cope_positions = own.integer("cope_positions", position.cope_positions, 2, 1 << 20);
+  position.tape_width = own.integer("tape_width", position.tape_width, 0, 1 << 20);
+  position.length = own.integer("length", position.length, 0, largest_length);
+  if (own.find("ntk_factor") != nullptr) {
+    position.scaling = "ntk";
+    position.factor = own.number("ntk_factor", 1, 1, 1e6);
+    position.theta = own.number("theta", position.theta, 1, 1e15);
+  }
+  position.original_length = own.integer("original_length", position.original_length, 0, largest_length);
+  model.max_length = own.integer("max_length", model.max_length, 1, largest_length);
+}
+
+}  // namespace
+
+HfConfig parse_hf_config(const std::string& json, const std::string& name) {
+  check_json(json, name);
+  const Json root = Json::parse(json);
+  if (!root.is_object()) fail(ExitCode::bad_data, "{}: not a JSON object; is it a config.json?", name);
+  const Fields config(root, name);
+  const std::string type = config.text("model_type", "");
+  if (type != "llama" && type != "mistral") config.refuse("model_type", "llama, or mistral without a window");
+  refuse_unsupported(config, type);
+  HfConfig result;
+  result.json = json;
+  result.model = read_model(config, type);
+  result.position = read_rope(config);
+  if (const Json* own = config.find("capstan_position")) {
+    if (!own->is_object()) config.refuse("capstan_position", "an object");
+    read_own_position(Fields(*own, name + ": capstan_position"), result.model, result.position);
+  }
+  const std::vector<int> bos =
+      read_ids(config, "bos_token_id", 1, result.model.vocabulary);  // 1, 2: LlamaConfig's defaults
+  if (bos.size() > 1) config.refuse("bos_token_id", "one id or null");
+  result.bos = bos.empty() ? -1 : bos.front();
+  result.eos = read_ids(config, "eos_token_id", 2, result.model.vocabulary);
+  return result;
+}
+
+HfConfig read_hf_config(const std::string& path) { return parse_hf_config(read_file(path, config_limit), path); }
+
+namespace {
+
+std::int64_t kv_heads_of(const ModelConfig& model) { return model.kv_heads > 0 ? model.kv_heads : model.heads; }
+std::int64_t head_size_of(const ModelConfig& model) {
+  return model.head_size > 0 ? model.head_size : model.hidden_size / model.heads;
+}
+
+/// What a model made here without an import starts from.
+Json fresh_config() {
+  return Json{{"architectures", {"LlamaForCausalLM"}},
+              {"model_type", "llama"},
+              {"hidden_act", "silu"},
+              {"attention_bias", false},
+              {"mlp_bias", false},
+              {"bos_token_id", nullptr},
+              {"eos_token_id", nullptr},
+              {"torch_dtype", "float32"}};
+}
+
+/// Sets a field only where the original, read with its defaults, does not say the same.
+template <class T> void set_changed(Json& config, const char* key, const T& before, const T& now) {
+  if (before != now) config[key] = now;
+}
+
+/// A number of the config as it stands; null counts as absent.
+double number_in(const Json& config, const char* key, double absent) {
+  const auto found = config.find(key);
+  return found == config.end() || found->is_null() ? absent : found->get<double>();
+}
+
+void update_model(Json& config, const ModelConfig& before, const ModelConfig& now) {
+  set_changed(config, "hidden_size", before.hidden_size, now.hidden_size);
+  set_changed(config, "intermediate_size", before.mlp_size, now.mlp_size);
+  set_changed(config, "num_hidden_layers", before.layers, now.layers);
+  set_changed(config, "num_attention_heads", before.heads, now.heads);
+  set_changed(config, "num_key_value_heads", kv_heads_of(before), kv_heads_of(now));
+  const double implied = number_in(config, "head_dim", double(now.hidden_size / now.heads));
+  if (implied != double(head_size_of(now))) config["head_dim"] = head_size_of(now);
+  set_changed(config, "vocab_size", before.vocabulary, now.vocabulary);
+  set_changed(config, "rms_norm_eps", before.norm_eps, now.norm_eps);
+  set_changed(config, "tie_word_embeddings", before.tied, now.tied);
+}
+
+/// The scaling as Hugging Face spells it; null for none (and for ntk, which is only another base).
+Json scaling_object(const PositionConfig& position) {
+  if (position.scaling == "none" || position.scaling == "ntk") return nullptr;
+  Json object{{"rope_type", position.scaling}, {"factor", position.factor}};
+  if (position.original_length > 0) object["original_max_position_embeddings"] = position.original_length;
+  if (position.scaling == "yarn") {
+    object["beta_fast"] = position.beta_fast;
+    object["beta_slow"] = position.beta_slow;
+    if (position.attention_factor > 0) object["attention_factor"] = position.attention_factor;
+  }
+  if (position.scaling == "llama3") {
+    object["low_freq_factor"] = position.low_freq_factor;
+    object["high_freq_factor"] = position.high_freq_factor;
+  }
+  return object;
+}
+
+/// Equal in what the scaling uses.
+bool same_scaling(const PositionConfig& a, const PositionConfig& b) { return scaling_object(a) == scaling_object(b); }
+
+/// The base that makes plain rope compute this encoding: NTK scaling is the base theta * factor^(D / (D - 2)).
+double exported_theta(const PositionConfig& position, std::int64_t head_size) {
+  if (position.scaling != "ntk" || head_size <= 2) return position.theta;
+  return position.theta * std::pow(position.factor, double(head_size) / double(head_size - 2));
+}
+
+void update_rope(Json& config, const PositionConfig& before, const PositionConfig& now, std::int64_t head_size) {
+  const double theta = exported_theta(now, head_size);
+  const bool new_style = std::string(scaling_key(config)) == "rope_parameters";
+  Json& theta_home = new_style && config["rope_parameters"].contains("rope_theta") ? config["rope_parameters"] : config;
+  if (number_in(theta_home, "rope_theta", 10000.0) != theta) theta_home["rope_theta"] = theta;
+  if (same_scaling(before, now)) return;
+  Json object = scaling_object(now);
+  if (new_style) {  // this object is never null: it also holds the base
+    if (object.is_null()) object = Json{{"rope_type", "default"}};
+    if (config["rope_parameters"].contains("rope_theta")) object["rope_theta"] = theta;
+  }
+  config[scaling_key(config)] = object;
+}
+
+/// The position as it is exported, and how much of it Hugging Face's own fields can say.
+struct Export {
+  PositionConfig position;
+  std::int64_t length = 0;     // trained so far
+  bool hidden_length = false;  // max_position_embeddings must say something else
+};
+
+Export plan_export(const ModelConfig& model, const PositionConfig& position, std::int64_t max_length) {
+  Export plan{position, max_length > 0 ? max_length : model.max_length, false};
+  CAPSTAN_CHECK(plan.length > 0, "an exported model needs its trained length");
+  PositionConfig& now = plan.position;
+  // These scale relative to the length before them; once the trained length has moved on, that must be written out.
+  const bool relative = now.scaling == "dynamic" || now.scaling == "yarn" || now.scaling == "llama3";
+  const bool moved = model.max_length > 0 && model.max_length != plan.length;
+  if (relative && now.original_length == 0 && (moved || now.scaling == "llama3"))
+    now.original_length = model.max_length;
+  // Hugging Face's dynamic scaling takes max_position_embeddings as the original length: the trained length is ours to
+  // keep.
+  plan.hidden_length = now.scaling == "dynamic" && now.original_length > 0 && now.original_length != plan.length;
+  return plan;
+}
+
+/// capstan_position: null when Hugging Face's own fields say everything.
+Json own_position(const Export& plan) {
+  const PositionConfig& position = plan.position;
+  const bool ntk = position.scaling == "ntk";
+  if (position.kind == "rope" && !ntk && !plan.hidden_length && position.length == 0) return nullptr;
+  Json own{{"kind", position.kind}};
+  if (position.kind.find("cope") != std::string::npos) own["cope_positions"] = position.cope_positions;
+  if (position.kind.find("tape") != std::string::npos) own["tape_width"] = position.tape_width;
+  if (position.length > 0) own["length"] = position.length;
+  if (ntk) {
+    own["ntk_factor"] = position.factor;
+    own["theta"] = position.theta;
+    if (position.original_length > 0) own["original_length"] = position.original_length;
+  }
+  if (plan.hidden_length) own["max_length"] = plan.length;
+  return own;
+}
+
+/// Stands for "no original": differs from every model, so that every field is written.
+ModelConfig no_model(const ModelConfig& unlike) {
+  ModelConfig none;
+  none.hidden_size = none.mlp_size = none.layers = none.heads = none.kv_heads = none.head_size = -1;
+  none.norm_eps = -1;
+  none.tied = !unlike.tied;
+  return none;
+}
+
+}  // namespace
+
+std::string updated_hf_config(const std::string& original_json, const ModelConfig& model,
+                              const PositionConfig& position, std::int64_t max_length) {
+  HfConfig before;
+  before.model = no_model(model);
+  if (!original_json.empty()) before = parse_hf_config(original_json, "the original config.json");
+  const Json original = original_json.empty() ? fresh_config() : Json::parse(original_json);
+  const Export plan = plan_export(model, position, max_length);
+  Json config = original;
+  update_model(config, before.model, model);
+  const std::int64_t shown_length = plan.hidden_length ? plan.position.original_length : plan.length;
+  // What the file leaves out has Hugging Face's default, which is in before.model unless capstan_position overrides it.
+  const double stated = number_in(config, "max_position_embeddings", double(before.model.max_length));
+  if (stated != double(shown_length)) config["max_position_embeddings"] = shown_length;
+  update_rope(config, before.position, plan.position, head_size_of(model));
+  const Json own = own_position(plan);
+  if (own.is_null()) config.erase("capstan_position");
+  else config["capstan_position"] = own;
+  return config == original && !original_json.empty() ? original_json : config.dump(2) + "\n";
+}
+
+}  // namespace capstan::framework

@@ -1,0 +1,193 @@
+#include "framework/hf_weights.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <optional>
+#include <set>
+
+#include "framework/files.h"
+
+namespace capstan::framework {
+namespace {
+
+constexpr char embedding_name[] = "model.embed_tokens.weight";
+constexpr char output_name[] = "lm_head.weight";
+constexpr std::string_view frequencies_suffix = ".self_attn.rotary_emb.inv_freq";
+
+std::vector<std::int64_t> extents(const Shape& shape) {
+  std::vector<std::int64_t> result;
+  for (int axis = 0; axis < shape.rank(); ++axis) result.push_back(shape[axis]);
+  return result;
+}
+
+std::string text_of(const std::vector<std::int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+
+/// The tensors of all files, file by file, each in the order of its data.
+std::vector<std::string> stored_order(const SafetensorsModel& model) {
+  std::vector<std::string> names;
+  for (const SafetensorsFile& file : model.files) {
+    std::vector<std::pair<std::int64_t, std::string>> begins;
+    for (const auto& [name, info] : file.header().tensors) begins.emplace_back(info.begin, name);
+    std::sort(begins.begin(), begins.end());
+    for (auto& [begin, name] : begins) names.push_back(std::move(name));
+  }
+  return names;
+}
+
+/// One tensor of the model with the words that errors about it begin with.
+class Source {
+ public:
+  Source(const SafetensorsModel& model, const std::string& name)
+      : file_(model.files[model.file_of.at(name)]), info_(file_.header().tensors.at(name)), name_(name),
+        where_(fmt::format("{}: tensor '{}'", file_.path(), printable(name))) {}
+
+  const SafetensorInfo& info() const { return info_; }
+  const std::string& where() const { return where_; }
+
+  std::vector<float> values(const std::vector<std::int64_t>& shape) const {
+    if (info_.shape != shape)
+      fail(ExitCode::bad_data, "{}: shape {}, config.json asks for {}; do both files belong together?", where_, text_of(info_.shape),
+           text_of(shape));
+    if (info_.dtype != "F32" && info_.dtype != "F16" && info_.dtype != "BF16")
+      fail(ExitCode::bad_data, "{}: type {}, allowed are F32, F16, BF16; convert it", where_, info_.dtype);
+    std::vector<float> values = file_.as_f32(name_);
+    const auto broken = std::count_if(values.begin(), values.end(), [](float v) { return !std::isfinite(v); });
+    if (broken > 0)
+      fail(ExitCode::bad_data, "{}: {} of {} values are not finite; get a sound model", where_, broken, values.size());
+    return values;
+  }
+
+ private:
+  const SafetensorsFile& file_;
+  const SafetensorInfo& info_;
+  std::string name_, where_;
+};
+
+/// Old files hold the rotation frequencies, which the configuration says too. They must be the plain ones.
+void check_frequencies(const Source& source, const PositionConfig& position) {
+  if (source.info().shape.size() != 1) fail(ExitCode::bad_data, "{}: shape {}, allowed is [D / 2]", source.where(), text_of(source.info().shape));
+  const std::vector<float> values = source.values(source.info().shape);
+  constexpr double half_precision = 1e-3, smallest_half = 6e-8;
+  for (std::size_t f = 0; f < values.size(); ++f) {
+    const double expected = std::pow(position.theta, -double(f) / double(values.size()));
+    if (std::abs(values[f] - expected) > half_precision * expected + smallest_half)
+      fail(ExitCode::bad_data, "{}: frequency {} is {}, rope_theta {} gives {}; such a model cannot be used here", source.where(), f, values[f],
+           position.theta, expected);
+  }
+}
+
+void copy_values(const View& out, const std::vector<float>& values) {
+  kernels::with_real(out.type(), [&](auto real) { std::copy(values.begin(), values.end(), out.as<decltype(real)>()); });
+}
+
+}  // namespace
+
+ImportedWeights load_hf_weights(Parameters& parameters, const SafetensorsModel& model, const std::string& folder,
+                                const PositionConfig& position, bool tied) {
+  for (const Parameter& p : parameters.all())
+    if (model.file_of.count(p.name) == 0)
+      fail(ExitCode::bad_data, "{}: tensor '{}' {} is missing; config.json asks for it, get the model again", folder, p.name, p.shape.text());
+  ImportedWeights result;
+  for (const std::string& name : stored_order(model)) {
+    const Source source(model, name);
+    if (name.size() > frequencies_suffix.size() && name.ends_with(frequencies_suffix)) {
+      check_frequencies(source, position);
+      result.left_out.push_back(name);
+      continue;
+    }
+    const Parameter* p = parameters.find(name);
+    const bool repeats_embedding = !p && tied && name == output_name;
+    if (repeats_embedding) p = parameters.find(embedding_name);
+    if (!p)
+      fail(ExitCode::bad_data, "{}: unknown; config.json describes a model of {} tensors without it", source.where(), parameters.all().size());
+    const std::vector<float> values = source.values(extents(p->shape));
+    if (repeats_embedding) {
+      if (values != Source(model, embedding_name).values(extents(p->shape)))
+        fail(ExitCode::bad_data, "{}: differs from {}, but config.json has tie_word_embeddings = true; set it to false", source.where(), embedding_name);
+    } else {
+      copy_values(p->value, values);
+    }
+    result.source.push_back({name, source.info().dtype});
+  }
+  return result;
+}
+
+namespace {
+
+std::optional<std::uint16_t> exact_bf16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  if ((bits & 0xffffu) != 0) return std::nullopt;
+  return std::uint16_t(bits >> 16);
+}
+
+/// IEEE half: 1 sign, 5 exponent (bias 15), 10 mantissa bits.
+std::optional<std::uint16_t> exact_f16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const auto sign = std::uint16_t(bits >> 16 & 0x8000u);
+  const float magnitude = std::fabs(value);
+  if (magnitude < 0x1p-14f) {  // zero or subnormal: a multiple of 2^-24
+    const float units = magnitude * 0x1p24f;
+    if (units != std::floor(units)) return std::nullopt;
+    return std::uint16_t(sign | std::uint16_t(units));
+  }
+  if (magnitude > 65504.0f || (bits & 0x1fffu) != 0) return std::nullopt;
+  return std::uint16_t(sign | ((bits >> 13 & 0x3ffffu) - (112u << 10)));
+}
+
+/// The values as `dtype`; nothing if one of them is not exact in it.
+std::optional<std::vector<std::uint8_t>> encoded(const std::vector<float>& values, const std::string& dtype) {
+  std::vector<std::uint8_t> bytes;
+  if (dtype == "F32") {
+    bytes.resize(values.size() * sizeof(float));
+    if (!bytes.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
+    return bytes;
+  }
+  if (dtype != "F16" && dtype != "BF16") return std::nullopt;
+  bytes.reserve(values.size() * 2);
+  for (const float value : values) {
+    const auto half = dtype == "F16" ? exact_f16(value) : exact_bf16(value);
+    if (!half) return std::nullopt;
+    bytes.push_back(std::uint8_t(*half & 0xffu));
+    bytes.push_back(std::uint8_t(*half >> 8));
+  }
+  return bytes;
+}
+
+/// All tensors, each in the type that `dtype_of` gives; nothing if one cannot be exact.
+std::optional<std::vector<SafetensorToWrite>> tensors_as(const Checkpoint& checkpoint, const std::vector<SourceTensor>& wanted) {
+  std::vector<SafetensorToWrite> result;
+  for (const SourceTensor& want : wanted) {
+    const auto& all = checkpoint.tensors();
+    const auto find = [&](const std::string& name) { return std::find_if(all.begin(), all.end(), [&](const auto& t) { return t.name == name; }); };
+    auto tensor = find(want.name);
+    if (tensor == all.end() && want.name == output_name) tensor = find(embedding_name);  // the source repeated the tied matrix
+    CAPSTAN_CHECK(tensor != all.end(), "{}: no tensor {}", checkpoint.folder(), want.name);
+    const Tensor values(Shape(tensor->shape), DType::f32, Device::ref);
+    checkpoint.read("value", tensor->name, 0, values.view().elements(), values);
+    const float* begin = values.as<float>();
+    auto bytes = encoded({begin, begin + values.view().elements()}, want.dtype);
+    if (!bytes) return std::nullopt;
+    result.push_back({want.name, want.dtype, tensor->shape, std::move(*bytes)});
+  }
+  return result;
+}
+
+}  // namespace
+
+std::vector<SafetensorToWrite> hf_tensors(const Checkpoint& checkpoint) {
+  std::vector<SourceTensor> wanted = checkpoint.extras().source;
+  std::set<std::string> covered;
+  for (const SourceTensor& one : wanted) covered.insert(one.name);
+  std::vector<SourceTensor> rest;  // of a model made here, or of an encoding that came later
+  for (const auto& tensor : checkpoint.tensors())
+    if (covered.count(tensor.name) == 0) rest.push_back({tensor.name, "F32"});
+  std::sort(rest.begin(), rest.end(), [](const SourceTensor& a, const SourceTensor& b) { return a.name < b.name; });
+  wanted.insert(wanted.end(), rest.begin(), rest.end());
+  if (auto tensors = tensors_as(checkpoint, wanted)) return std::move(*tensors);
+  for (SourceTensor& one : wanted) one.dtype = "F32";
+  return std::move(*tensors_as(checkpoint, wanted));
+}
+
+}  // namespace capstan::framework

@@ -1,0 +1,98 @@
+#include "framework/model.h"
+
+#include "kernels/cross_entropy.h"
+#include "kernels/embedding.h"
+#include "kernels/linear.h"
+#include "kernels/rmsnorm.h"
+
+namespace capstan::framework {
+
+void resolve_sizes(ModelConfig& model, PositionConfig& position) {
+  if (model.kv_heads == 0) model.kv_heads = model.heads;
+  if (model.head_size == 0) model.head_size = model.hidden_size / model.heads;
+  if (position.tape_width == 0) position.tape_width = 4 * model.kv_heads;
+  if (position.original_length == 0) position.original_length = model.max_length;
+}
+
+Model::Model(const ModelConfig& config, const PositionConfig& position)
+    : config_(config), position_(position),
+      encoding_(make_encoding(position, {config.layers, config.hidden_size, config.heads, config.kv_heads, config.head_size, position.original_length})),
+      embed_(parameters_.declare("model.embed_tokens.weight", {config.vocabulary, config.hidden_size}, Init::normal)) {
+  CAPSTAN_CHECK(config.vocabulary > 0 && config.kv_heads > 0 && config.head_size > 0, "sizes are not resolved");
+  for (int layer = 0; layer < config.layers; ++layer) blocks_.emplace_back(config, layer, *encoding_, parameters_);
+  norm_ = &parameters_.declare("model.norm.weight", {config.hidden_size}, Init::one);
+  if (!config.tied) lm_head_ = &parameters_.declare("lm_head.weight", {config.vocabulary, config.hidden_size}, Init::normal);
+  encoding_->declare(parameters_);
+}
+
+Tensor Model::embed(const View& tokens) {
+  Tensor x({tokens.elements(), config_.hidden_size}, embed_.value.type(), embed_.value.device());
+  kernels::embedding_forward(x, tokens.reshape({tokens.elements()}), embed_.value);
+  encoding_->embed(x);
+  return x;
+}
+
+Pass Model::forward(const parallel::Ring& ring, const Batch& batch, std::int64_t tile, Keep keep, std::vector<LayerStats>* stats) {
+  const DType type = embed_.value.type();
+  const Device device = embed_.value.device();
+  Pass pass;
+  const Attend attend = [&ring](int, const parallel::RingInputs& in, const kernels::AttentionSettings& settings, kernels::AttentionStats* counts) {
+    return ring_attention_forward(ring, in, settings, counts);
+  };
+  pass.context = {batch.sequences(), batch.tokens.shape()[1], batch.rows(), attend, &ring, tile};
+  encoding_->begin(batch.rows(), batch.declared_length ? batch.declared_length : batch.length, device, type);
+
+  Tensor x = embed(batch.tokens), z = encoding_->first_state();
+  pass.blocks.resize(blocks_.size());
+  if (stats) stats->resize(blocks_.size());
+  for (std::size_t layer = 0; layer < blocks_.size(); ++layer) {
+    BlockOutput out = blocks_[layer].forward(pass.context, std::move(x), std::move(z), keep, pass.blocks[layer], stats ? &(*stats)[layer] : nullptr);
+    x = std::move(out.x);
+    z = std::move(out.z);
+  }
+
+  const std::int64_t n = x.shape()[0];
+  pass.xn = zeros_like(x);
+  kernels::rmsnorm_forward(pass.xn, x, norm_->value, config_.norm_eps);
+  pass.x_last = std::move(x);
+  pass.nll = Tensor({n}, DType::f64, device);
+  pass.lse = Tensor({n}, DType::f64, device);
+  kernels::cross_entropy_forward(pass.nll, pass.lse, pass.xn, output().value, batch.targets.view().reshape({n}));
+  return pass;
+}
+
+/// From the last line of forward up.
+void Model::backward(const parallel::Ring&, const Batch& batch, Pass& pass) {
+  const std::int64_t n = pass.xn.shape()[0];
+  Tensor dxn = zeros_like(pass.xn), dx = zeros_like(pass.xn), dz;
+  kernels::cross_entropy_backward(dxn, output().grad, pass.lse, pass.xn, output().value, batch.targets.view().reshape({n}));
+  kernels::rmsnorm_backward(dx, norm_->grad, dxn, pass.x_last, norm_->value, config_.norm_eps, kernels::Into::overwrite);
+  for (std::size_t layer = blocks_.size(); layer-- > 0;) {
+    blocks_[layer].backward(pass.context, dx, dz, pass.blocks[layer]);
+    pass.blocks[layer] = {};
+  }
+  encoding_->embed_backward(dx);
+  if (embed_.grad) kernels::embedding_backward(embed_.grad, batch.tokens.view().reshape({n}), dx);
+}
+
+Tensor Model::hidden(const SequenceContext& context, const View& tokens, std::int64_t total_length) {
+  encoding_->begin(context.rows, total_length, embed_.value.device(), embed_.value.type());
+  Tensor x = embed(tokens), z = encoding_->first_state();
+  BlockSaved unused;
+  for (const Block& block : blocks_) {
+    BlockOutput out = block.forward(context, std::move(x), std::move(z), Keep::nothing, unused, nullptr);
+    x = std::move(out.x);
+    z = std::move(out.z);
+  }
+  Tensor xn = zeros_like(x);
+  kernels::rmsnorm_forward(xn, x, norm_->value, config_.norm_eps);
+  return xn;
+}
+
+Tensor Model::logits(const View& hidden_rows) const {
+  Tensor out({hidden_rows.dim(0), config_.vocabulary}, hidden_rows.type(), hidden_rows.device());
+  kernels::linear_forward(out, hidden_rows, output().value);
+  return out;
+}
+
+}  // namespace capstan::framework

@@ -1,0 +1,70 @@
+#pragma once
+// The whole model: embedding → blocks → norm → loss. Llama architecture.
+
+#include <memory>
+#include <vector>
+
+#include "framework/block.h"
+
+namespace capstan::framework {
+
+/// The local shard of B sequences of the same length. T = layout.local_tokens(rank).
+struct Batch {
+  std::int64_t length = 0;  ///< S, tokens of each whole sequence
+  std::int64_t declared_length = 0;  ///< total length for scalings that depend on it; 0: length
+  Tensor tokens;            // [B, T] i32
+  Tensor targets;           // [B, T] i32, -1 counts nothing
+  Tensor index, position, document;  // [B, T] i64
+  std::int64_t sequences() const { return tokens.shape()[0]; }
+  TokenRows rows() const { return {index, position, document}; }
+};
+
+/// A forward pass: its loss terms and what backward needs.
+struct Pass {
+  SequenceContext context;
+  Tensor x_last;                 // [N, C] after the last block
+  Tensor xn;                     // [N, C] after the final norm
+  Tensor nll, lse;               // [N] f64 per local token; nll is 0 where nothing counts
+  std::vector<BlockSaved> blocks;
+};
+
+class Model {
+ public:
+  /// Declares the parameters; allocate() and a source of values come after. Sizes of 0 in the config must be resolved.
+  Model(const ModelConfig& config, const PositionConfig& position);
+
+  const ModelConfig& config() const { return config_; }
+  const PositionConfig& position() const { return position_; }
+  Parameters& parameters() { return parameters_; }
+  const Parameters& parameters() const { return parameters_; }
+  int layers() const { return int(blocks_.size()); }
+  Encoding& encoding() { return *encoding_; }
+
+  /// Loss terms of the local tokens. stats: one entry per layer, or null.
+  Pass forward(const parallel::Ring& ring, const Batch& batch, std::int64_t tile, Keep keep, std::vector<LayerStats>* stats = nullptr);
+  /// Adds the gradient of the *sum* of all nll to the parameters' gradients.
+  void backward(const parallel::Ring& ring, const Batch& batch, Pass& pass);
+
+  /// Hidden rows [N, C] after the final norm, with any attention behind (generation). tokens [B, T].
+  Tensor hidden(const SequenceContext& context, const View& tokens, std::int64_t total_length);
+  /// logits [N, V] of normed rows [N, C].
+  Tensor logits(const View& hidden_rows) const;
+
+ private:
+  const Parameter& output() const { return lm_head_ ? *lm_head_ : embed_; }
+  Tensor embed(const View& tokens);
+
+  ModelConfig config_;
+  PositionConfig position_;
+  Parameters parameters_;
+  std::unique_ptr<Encoding> encoding_;
+  Parameter& embed_;
+  std::vector<Block> blocks_;
+  Parameter* norm_ = nullptr;
+  Parameter* lm_head_ = nullptr;  // absent when tied
+};
+
+/// Fills sizes that are 0 by their rules (kv_heads, head_size, tape_width, original_length). V must be known.
+void resolve_sizes(ModelConfig& model, PositionConfig& position);
+
+}  // namespace capstan::framework

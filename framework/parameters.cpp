@@ -1,0 +1,78 @@
+#include "framework/parameters.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+
+#include "framework/config.h"
+#include "framework/random.h"
+
+namespace capstan::framework {
+
+Parameter& Parameters::declare(const std::string& name, Shape shape, Init init) {
+  CAPSTAN_CHECK(!find(name), "parameter {} declared twice", name);
+  Parameter parameter;
+  parameter.name = name;
+  parameter.shape = shape;
+  parameter.init = init;
+  parameter.decay = shape.rank() == 2;
+  all_.push_back(std::move(parameter));
+  return all_.back();
+}
+
+void Parameters::allocate(Device device, DType type, bool with_gradients, const std::function<bool(const std::string&)>& trainable,
+                          int ranks) {
+  std::int64_t frozen_elements = 0;
+  trainable_elements_ = 0;
+  for (Parameter& p : all_) {
+    p.trainable = trainable(p.name);
+    std::int64_t& used = p.trainable ? trainable_elements_ : frozen_elements;
+    p.offset = used;
+    used += p.shape.elements();
+  }
+  const std::int64_t padded = (trainable_elements_ + ranks - 1) / ranks * ranks;
+  values_ = Tensor({padded}, type, device);
+  frozen_ = Tensor({frozen_elements}, type, device);
+  if (with_gradients) gradients_ = Tensor({padded}, type, device);
+  for (Parameter& p : all_) {
+    const std::int64_t end = p.offset + p.shape.elements();
+    p.value = (p.trainable ? values_ : frozen_).view().rows(p.offset, end).reshape(p.shape);
+    p.grad = p.trainable && with_gradients ? gradients_.view().rows(p.offset, end).reshape(p.shape) : View();
+  }
+}
+
+void Parameters::initialise(std::uint64_t seed, double std_deviation) {
+  for (Parameter& p : all_)
+    kernels::with_real(p.value.type(), [&](auto real) {
+      using Real = decltype(real);
+      Real* value = p.value.as<Real>();
+      const std::uint64_t stream = stream_of(p.name);
+      for (std::int64_t i = 0; i < p.value.elements(); ++i)
+        value[i] = p.init == Init::zero ? Real(0) : p.init == Init::one ? Real(1) : Real(std_deviation * random_normal(seed, stream, std::uint64_t(i)));
+    });
+}
+
+Parameter* Parameters::find(const std::string& name) {
+  for (Parameter& p : all_)
+    if (p.name == name) return &p;
+  return nullptr;
+}
+
+std::int64_t Parameters::elements() const {
+  std::int64_t sum = 0;
+  for (const Parameter& p : all_) sum += p.shape.elements();
+  return sum;
+}
+
+bool matches_any(const std::string& name, const std::string& patterns) {
+  for (const std::string& pattern : split_list(patterns))
+    if (fnmatch(pattern.c_str(), name.c_str(), 0) == 0) return true;
+  return false;
+}
+
+ShardRange shard_range(std::int64_t elements, int rank, int ranks) {
+  const std::int64_t piece = (elements + ranks - 1) / ranks;
+  return {std::min(elements, rank * piece), std::min(elements, (rank + 1) * piece)};
+}
+
+}  // namespace capstan::framework

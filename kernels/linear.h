@@ -1,0 +1,26 @@
+#pragma once
+#include "kernels/tensor.h"
+
+namespace capstan::kernels {
+
+/// y = x wᵀ.  y [T, M] overwrites or adds to; x [T, K]; w [M, K].
+void linear_forward(const View& y, const View& x, const View& w, Into into = Into::overwrite);
+/// dx = dy w.  dx [T, K] overwrites or adds to; dy [T, M]; w [M, K].
+void linear_backward_input(const View& dx, const View& dy, const View& w, Into into = Into::overwrite);
+/// dw += dyᵀ x.  dw [M, K] adds to; dy [T, M]; x [T, K].
+void linear_backward_weight(const View& dw, const View& dy, const View& x);
+
+// The device entries behind these; arguments are checked before.
+namespace ref {
+decltype(kernels::linear_forward) linear_forward;
+decltype(kernels::linear_backward_input) linear_backward_input;
+decltype(kernels::linear_backward_weight) linear_backward_weight;
+}  // namespace ref
+
+namespace cpu {
+decltype(kernels::linear_forward) linear_forward;
+decltype(kernels::linear_backward_input) linear_backward_input;
+decltype(kernels::linear_backward_weight) linear_backward_weight;
+}  // namespace cpu
+
+}  // namespace capstan::kernels

@@ -1,0 +1,23 @@
+#pragma once
+// Table of contents: every operation on a device, and the letters that all of them share.
+//
+//   B batch (sequences held at once)   T local tokens of a sequence   S global tokens of a sequence   C model width
+//   H query heads   G kv heads   D head size   E value columns (D, or 2D with TAPE)   F MLP width   V vocabulary
+//   W ring size     P last table position (npos - 1)   I width of TAPE's position MLP
+//
+// Rules. An operation checks shapes and devices, then runs the file of its device (`pick`): x_ref.cpp or x_cpu.cpp.
+// Each argument is named in the comment as "reads", "overwrites" or "adds to"; without a word it is read.
+// Rows of tokens are the first axis; results of a row never depend on which other rows are present (bit for bit), except
+// where rows are summed. Gradients are called d + name and are gradients of a *sum* over tokens; nobody divides here.
+
+#include "kernels/adamw.h"
+#include "kernels/attention_tile.h"
+#include "kernels/cross_entropy.h"
+#include "kernels/elementwise.h"
+#include "kernels/embedding.h"
+#include "kernels/global_norm.h"
+#include "kernels/linear.h"
+#include "kernels/position_mlp.h"
+#include "kernels/rmsnorm.h"
+#include "kernels/rotary.h"
+#include "kernels/swiglu.h"

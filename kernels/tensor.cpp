@@ -1,0 +1,141 @@
+#include "kernels/tensor.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+
+namespace capstan::kernels {
+
+namespace {
+std::atomic<std::int64_t> bytes_now{0};
+std::atomic<std::int64_t> bytes_peak{0};
+constexpr std::int64_t alignment = 64;
+
+std::int64_t round_up(std::int64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
+}  // namespace
+
+std::int64_t size_of(DType type) {
+  switch (type) {
+    case DType::f64: return 8;
+    case DType::f32: return 4;
+    case DType::i64: return 8;
+    case DType::i32: return 4;
+    case DType::u8: return 1;
+  }
+  return 0;
+}
+
+std::string name_of(DType type) {
+  switch (type) {
+    case DType::f64: return "f64";
+    case DType::f32: return "f32";
+    case DType::i64: return "i64";
+    case DType::i32: return "i32";
+    case DType::u8: return "u8";
+  }
+  return "?";
+}
+
+std::string name_of(Device device) { return device == Device::ref ? "ref" : "cpu"; }
+
+Shape::Shape(std::initializer_list<std::int64_t> extents) : Shape(std::vector<std::int64_t>(extents)) {}
+
+Shape::Shape(const std::vector<std::int64_t>& extents) {
+  CAPSTAN_CHECK(extents.size() <= max_rank, "a shape has at most {} extents, not {}", int(max_rank), extents.size());
+  for (std::int64_t extent : extents) {
+    CAPSTAN_CHECK(extent >= 0, "extent {} of axis {}", extent, rank_);
+    extent_[rank_++] = extent;
+  }
+  elements();
+}
+
+std::int64_t Shape::operator[](int axis) const {
+  const int at = axis < 0 ? axis + rank_ : axis;
+  CAPSTAN_CHECK(at >= 0 && at < rank_, "axis {} of {}", axis, text());
+  return extent_[at];
+}
+
+std::int64_t Shape::elements() const {
+  std::int64_t product = 1;
+  for (int axis = 0; axis < rank_; ++axis)
+    CAPSTAN_CHECK(!__builtin_mul_overflow(product, extent_[axis], &product), "the elements of {} do not fit in 63 bits", text());
+  return product;
+}
+
+bool Shape::operator==(const Shape& other) const { return rank_ == other.rank_ && extent_ == other.extent_; }
+
+std::string Shape::text() const {
+  std::string out = "[";
+  for (int axis = 0; axis < rank_; ++axis) out += fmt::format("{}{}", axis ? ", " : "", extent_[axis]);
+  return out + "]";
+}
+
+View View::rows(std::int64_t begin, std::int64_t end) const {
+  CAPSTAN_CHECK(present_ && 0 <= begin && begin <= end && end <= dim(0), "rows {} to {} of {}", begin, end, shape_.text());
+  std::vector<std::int64_t> extents;
+  for (int axis = 0; axis < shape_.rank(); ++axis) extents.push_back(axis == 0 ? end - begin : shape_[axis]);
+  const std::int64_t row = dim(0) == 0 ? 0 : bytes() / dim(0);
+  return View(static_cast<char*>(data_) + begin * row, type_, device_, Shape(extents));
+}
+
+View View::operator[](std::int64_t index) const {
+  const View row = rows(index, index + 1);
+  std::vector<std::int64_t> extents;
+  for (int axis = 1; axis < shape_.rank(); ++axis) extents.push_back(shape_[axis]);
+  return row.reshape(Shape(extents));
+}
+
+View View::reshape(Shape shape) const {
+  CAPSTAN_CHECK(present_ && shape.elements() == elements(), "{} as {}", shape_.text(), shape.text());
+  return View(data_, type_, device_, shape);
+}
+
+void View::fill_zero() const {
+  if (bytes() > 0) std::memset(data_, 0, std::size_t(bytes()));
+}
+
+void View::copy_from(const View& source) const {
+  CAPSTAN_CHECK(source.type() == type_ && source.elements() == elements(), "copy {} {} into {} {}", name_of(source.type()),
+                source.shape().text(), name_of(type_), shape_.text());
+  if (bytes() > 0) std::memmove(data_, source.data(), std::size_t(bytes()));
+}
+
+Tensor::Tensor(Shape shape, DType type, Device device) {
+  const std::int64_t bytes = round_up(shape.elements() * size_of(type));
+  void* memory = nullptr;
+  if (bytes > 0) {
+    // One more line holds the size for Free.
+    char* block = static_cast<char*>(std::aligned_alloc(alignment, std::size_t(bytes + alignment)));
+    if (!block) fail(ExitCode::internal, "no memory for a tensor {} of {} bytes: use more ranks, a smaller micro-batch, or train.recompute", shape.text(), bytes);
+    std::memcpy(block, &bytes, sizeof bytes);
+    std::memset(block + alignment, 0, std::size_t(bytes));
+    memory = block + alignment;
+    const std::int64_t now = bytes_now.fetch_add(bytes) + bytes;
+    std::int64_t peak = bytes_peak.load();
+    while (now > peak && !bytes_peak.compare_exchange_weak(peak, now)) {}
+  }
+  memory_.reset(memory);
+  view_ = View(memory, type, device, shape);
+}
+
+void Tensor::Free::operator()(void* memory) const {
+  if (!memory) return;
+  char* block = static_cast<char*>(memory) - alignment;
+  std::int64_t bytes = 0;
+  std::memcpy(&bytes, block, sizeof bytes);
+  bytes_now.fetch_sub(bytes);
+  std::free(block);
+}
+
+Tensor Tensor::clone() const {
+  if (!view_) return {};
+  Tensor copy = zeros_like(view_);
+  copy.view().copy_from(view_);
+  return copy;
+}
+
+Tensor zeros_like(const View& view) { return Tensor(view.shape(), view.type(), view.device()); }
+
+MemoryUse tensor_memory() { return {bytes_now.load(), bytes_peak.load()}; }
+
+}  // namespace capstan::kernels

@@ -1,0 +1,126 @@
+#pragma once
+// Buffers and views. A Tensor owns memory; a View borrows it and knows type, device and shape. Both are dense, row major.
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/check.h"
+
+namespace capstan::kernels {
+
+/// Element types. f64 is computed on `ref` only. Integers carry token ids, global indices and fixed-point sums.
+enum class DType : std::uint8_t { f64, f32, i64, i32, u8 };
+
+/// Where an operation runs. `ref`: naive, single thread, f32 and f64. `cpu`: SIMD, f32.
+enum class Device : std::uint8_t { ref, cpu };
+
+std::int64_t size_of(DType type);  ///< bytes
+std::string name_of(DType type);
+std::string name_of(Device device);
+
+template <class T> struct DTypeOf;
+template <> struct DTypeOf<double> { static constexpr DType value = DType::f64; };
+template <> struct DTypeOf<float> { static constexpr DType value = DType::f32; };
+template <> struct DTypeOf<std::int64_t> { static constexpr DType value = DType::i64; };
+template <> struct DTypeOf<std::int32_t> { static constexpr DType value = DType::i32; };
+template <> struct DTypeOf<std::uint8_t> { static constexpr DType value = DType::u8; };
+
+/// Up to five extents. Extents may be zero; a Shape without extents is a scalar of one element.
+class Shape {
+ public:
+  Shape() = default;
+  Shape(std::initializer_list<std::int64_t> extents);
+  explicit Shape(const std::vector<std::int64_t>& extents);
+  int rank() const { return rank_; }
+  std::int64_t operator[](int axis) const;  ///< negative axes count from the end
+  std::int64_t elements() const;            ///< product, checked against overflow
+  bool operator==(const Shape& other) const;
+  std::string text() const;                 ///< "[3, 4]"
+
+ private:
+  static constexpr int max_rank = 5;
+  std::array<std::int64_t, max_rank> extent_{};
+  int rank_ = 0;
+};
+
+/// Borrowed memory. Copying a View copies no data. A default View is absent: `if (view)` is false.
+class View {
+ public:
+  View() = default;
+  View(void* data, DType type, Device device, Shape shape) : data_(data), type_(type), device_(device), shape_(shape), present_(true) {}
+
+  explicit operator bool() const { return present_; }
+  void* data() const { return data_; }
+  DType type() const { return type_; }
+  Device device() const { return device_; }
+  const Shape& shape() const { return shape_; }
+  std::int64_t dim(int axis) const { return shape_[axis]; }
+  std::int64_t elements() const { return present_ ? shape_.elements() : 0; }
+  std::int64_t bytes() const { return elements() * size_of(type_); }
+
+  /// The elements as T; the type must match.
+  template <class T> T* as() const {
+    CAPSTAN_CHECK(present_ && type_ == DTypeOf<T>::value, "view of {} read as {}", name_of(type_), name_of(DTypeOf<T>::value));
+    return static_cast<T*>(data_);
+  }
+
+  View rows(std::int64_t begin, std::int64_t end) const;  ///< [begin, end) of the first axis
+  View operator[](std::int64_t index) const;              ///< one entry of the first axis, which is dropped
+  View reshape(Shape shape) const;                        ///< same elements, other extents
+  void fill_zero() const;
+  void copy_from(const View& source) const;               ///< same type and number of elements
+
+ private:
+  void* data_ = nullptr;
+  DType type_ = DType::f32;
+  Device device_ = Device::ref;
+  Shape shape_;
+  bool present_ = false;
+};
+
+/// Owned memory, 64-byte aligned, zero at first. Moves, never copies by accident: see clone().
+class Tensor {
+ public:
+  Tensor() = default;
+  Tensor(Shape shape, DType type, Device device);
+  Tensor(Tensor&&) = default;
+  Tensor& operator=(Tensor&&) = default;
+
+  explicit operator bool() const { return bool(view_); }
+  const View& view() const { return view_; }
+  operator const View&() const { return view_; }
+  template <class T> T* as() const { return view_.as<T>(); }
+  const Shape& shape() const { return view_.shape(); }
+  Tensor clone() const;
+
+ private:
+  struct Free { void operator()(void* memory) const; };
+  std::unique_ptr<void, Free> memory_;
+  View view_;
+};
+
+/// A tensor of the same shape, type and device, zero.
+Tensor zeros_like(const View& view);
+
+/// Bytes now held by Tensors of this process, and the most that were held at one time.
+struct MemoryUse { std::int64_t now, peak; };
+MemoryUse tensor_memory();
+
+/// Calls f(float{}) or f(double{}): the body of every `ref` kernel.
+template <class F> void with_real(DType type, F&& f) {
+  if (type == DType::f64) return f(double{});
+  CAPSTAN_CHECK(type == DType::f32, "{} is not a floating-point type that kernels compute in", name_of(type));
+  f(float{});
+}
+
+/// One entry of an operation's device table: every kernel header calls pick(view, ref::op, cpu::op)(…).
+template <class F> F* pick(const View& view, F* on_ref, F* on_cpu) { return view.device() == Device::ref ? on_ref : on_cpu; }
+
+/// Whether an operation replaces its result or adds to what is there.
+enum class Into : std::uint8_t { overwrite, add };
+
+}  // namespace capstan::kernels

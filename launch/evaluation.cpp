@@ -1,0 +1,116 @@
+#include "launch/evaluation.h"
+
+#include <cstdio>
+#include <filesystem>
+
+#include "framework/files.h"
+#include "kernels/build_info.h"
+#include "parallel/agreement.h"
+
+namespace capstan::launch {
+
+namespace fs = std::filesystem;
+using framework::Checkpoint;
+using kernels::Device;
+using kernels::DType;
+
+std::vector<CommandOption> model_options(std::int64_t ring, std::vector<CommandOption> own) {
+  std::vector<CommandOption> all = {
+      CommandOption::text("model", "", "DIR", "Model folder, checkpoint, or run folder (its newest checkpoint).").needed()};
+  all.insert(all.end(), own.begin(), own.end());
+  const std::vector<CommandOption> rest = {
+      CommandOption::integer("ring", ring, 0, 1 << 20, "ranks", "Ranks that share a sequence; 0: all. The rest of the ranks share the work."),
+      CommandOption::choice("device", "cpu", {"cpu", "ref"}, "cpu: fast; ref: naive, also in double precision."),
+      CommandOption::choice("precision", "f32", {"f32", "f64"}, "f64 needs --device ref."),
+      CommandOption::integer("tile", 64, 1, kernels::largest_tile, "tokens", "Attention tile; as in training for the same bits."),
+  };
+  all.insert(all.end(), rest.begin(), rest.end());
+  return all;
+}
+
+const framework::Tokenizer& EvaluatedModel::need_tokenizer() const {
+  if (!tokenizer) fail(ExitCode::bad_data, "{}: the model has no tokenizer; import it again with --tokenizer FILE", folder);
+  return *tokenizer;
+}
+
+namespace {
+
+/// The model's encoding with the command line's --position.* over it; `changes` names them.
+framework::PositionConfig position_of(const Arguments& arguments, const framework::PositionConfig& trained, std::string& changes) {
+  framework::Recipe recipe;
+  recipe.position = trained;
+  for (const auto& [name, value] : arguments.recipe_options()) {
+    if (name.compare(0, 9, "position.") != 0)
+      fail(ExitCode::usage, "--{} has no meaning here; of a recipe's options only --position.* are read, over the model's own", name);
+    changes += fmt::format("{}{} = {}", changes.empty() ? "" : ", ", name, value);
+  }
+  arguments.apply_to(recipe);
+  return recipe.position;
+}
+
+std::unique_ptr<framework::Tokenizer> tokenizer_of(const Checkpoint& checkpoint) {
+  const framework::CheckpointHeader& header = checkpoint.header();
+  if (header.tokenizer.empty()) return nullptr;
+  const std::string which = header.tokenizer == "bytes" ? header.tokenizer : checkpoint.folder() + "/" + header.tokenizer;
+  return framework::make_tokenizer(which, header.end_tokens);
+}
+
+}  // namespace
+
+EvaluatedModel load_evaluated_model(const Arguments& arguments, parallel::Communicator& world) {
+  const Device device = arguments.text("device") == "ref" ? Device::ref : Device::cpu;
+  const DType type = arguments.text("precision") == "f64" ? DType::f64 : DType::f32;
+  if (type == DType::f64 && device != Device::ref) fail(ExitCode::usage, "--precision f64 is computed on --device ref only");
+
+  EvaluatedModel loaded;
+  loaded.tile = arguments.integer("tile");
+  loaded.folder = framework::resolve_model_folder(arguments.text("model"));
+  const Checkpoint checkpoint = Checkpoint::open(loaded.folder);
+  // The manifest holds the checksums of all other files.
+  parallel::require_agreement(world, {{"binary", kernels::build_text()},
+                                      {"model " + loaded.folder, framework::hex(framework::xxh3_of_file(loaded.folder + "/manifest.json"))}});
+  const framework::CheckpointHeader& header = checkpoint.header();
+  std::string changes;
+  framework::ModelConfig model = header.model;
+  framework::PositionConfig position = position_of(arguments, header.position, changes);
+  framework::resolve_sizes(model, position);
+  loaded.name = loaded.folder + (changes.empty() ? "" : " with " + changes);
+  loaded.model = std::make_unique<framework::Model>(model, position);
+  framework::Parameters& parameters = loaded.model->parameters();
+  parameters.allocate(device, type, false, [](const std::string&) { return false; });
+  parameters.initialise(1, model.init_std);  // an encoding that the model was not trained with begins here
+  const std::vector<std::string> fresh = framework::load_values(parameters, checkpoint);
+  if (!fresh.empty() && world.rank() == 0)
+    std::fprintf(stderr, "note: %zu parameter(s) of the encoding %s are not in the model and keep their initial values (%s, …)\n", fresh.size(),
+                 position.kind.c_str(), fresh.front().c_str());
+  loaded.tokenizer = tokenizer_of(checkpoint);
+  loaded.bos = header.bos >= 0 || !loaded.tokenizer ? header.bos : loaded.tokenizer->bos();
+  loaded.ends = !header.end_tokens.empty() || !loaded.tokenizer ? header.end_tokens : loaded.tokenizer->end();
+  return loaded;
+}
+
+parallel::ProcessGrid evaluation_grid(const Arguments& arguments, parallel::Communicator& world) {
+  const std::int64_t ring = arguments.integer("ring");
+  return parallel::make_process_grid(world, ring ? int(ring) : world.size());
+}
+
+void check_result_path(const std::string& option, const std::string& path) {
+  if (path.empty()) return;
+  const fs::path parent = fs::path(path).parent_path();
+  std::error_code problem;
+  if (!parent.empty() && !fs::is_directory(parent, problem))
+    fail(ExitCode::io, "--{} {}: there is no folder {}; make it first", option, path, parent.string());
+  if (fs::is_directory(path, problem)) fail(ExitCode::io, "--{} {}: is a folder; name a file", option, path);
+}
+
+void write_result(const parallel::Communicator& world, const std::string& path, const std::string& text) {
+  if (path.empty() || world.rank() != 0) return;
+  framework::write_text_atomically(path, text);
+  std::printf("saved to %s\n", path.c_str());
+}
+
+void print_on_first(const parallel::Communicator& world, const std::string& text) {
+  if (world.rank() == 0) std::fputs(text.c_str(), stdout);
+}
+
+}  // namespace capstan::launch

@@ -1,0 +1,44 @@
+#pragma once
+// What `generate` and `eval` share: the model named on the command line, stretched or not, and where results go.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "framework/checkpoint.h"
+#include "launch/command.h"
+#include "parallel/process_grid.h"
+
+namespace capstan::launch {
+
+/// --model, --ring, --device, --precision, --tile, then `own`. `ring`: the default of --ring; 0 stands for all ranks.
+std::vector<CommandOption> model_options(std::int64_t ring, std::vector<CommandOption> own);
+
+/// A model ready to run on this rank.
+struct EvaluatedModel {
+  std::string folder;  ///< where it was found
+  std::string name;    ///< as a report names it: folder, and what was overridden
+  std::unique_ptr<framework::Model> model;
+  std::unique_ptr<framework::Tokenizer> tokenizer;  ///< absent if the model has none
+  std::int32_t bos = -1;
+  std::vector<std::int32_t> ends;
+  std::int64_t tile = 64;
+
+  /// Error (bad_data) if the model has none.
+  const framework::Tokenizer& need_tokenizer() const;
+};
+
+/// Loads what --model names; --position.* options win over the model's own and everything else of a recipe is refused. All ranks
+/// call; ranks whose binary or model differ are refused.
+EvaluatedModel load_evaluated_model(const Arguments& arguments, parallel::Communicator& world);
+
+/// data × ring by --ring.
+parallel::ProcessGrid evaluation_grid(const Arguments& arguments, parallel::Communicator& world);
+
+/// Refuses a result file that cannot be written, before the work. An empty path is no file.
+void check_result_path(const std::string& option, const std::string& path);
+/// On rank 0: atomically, then says where. An empty path writes nothing.
+void write_result(const parallel::Communicator& world, const std::string& path, const std::string& text);
+void print_on_first(const parallel::Communicator& world, const std::string& text);
+
+}  // namespace capstan::launch

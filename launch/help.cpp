@@ -1,0 +1,123 @@
+// Texts about options: --help of a subcommand, and the reference in docs/.
+
+#include <algorithm>
+
+#include "launch/options.h"
+
+namespace capstan::launch {
+
+using framework::Option;
+
+namespace {
+
+constexpr std::size_t width = 120, indent = 2;
+
+/// "  left   right", with `right` wrapped into its own column.
+std::string row(const std::string& left, const std::string& right, std::size_t column) {
+  std::string result = std::string(indent, ' ') + left, line;
+  const auto flush = [&] {
+    const std::size_t used = result.size() - (result.rfind('\n') + 1);
+    result += (used + 1 < column ? std::string(column - used, ' ') : "\n" + std::string(column, ' ')) + line + '\n';
+    line.clear();
+  };
+  for (std::size_t begin = 0; begin < right.size();) {
+    const std::size_t end = std::min(right.find(' ', begin), right.size());
+    if (!line.empty() && column + line.size() + 1 + (end - begin) > width) flush();
+    line += (line.empty() ? "" : " ") + right.substr(begin, end - begin);
+    begin = end + 1;
+  }
+  flush();
+  return result;
+}
+
+/// "--window N": the option as it is typed.
+std::string typed(const Option& option, const std::string& name) {
+  if (std::holds_alternative<bool*>(option.value)) return "--" + name + ", --no-" + name;
+  if (std::holds_alternative<std::int64_t*>(option.value)) return "--" + name + " N";
+  if (std::holds_alternative<double*>(option.value)) return "--" + name + " X";
+  return "--" + name + " " + (!option.choices.empty() ? "NAME" : option.unit.empty() ? "TEXT" : option.unit);
+}
+
+/// "Help. [1 to 64 tokens; default 8]"
+std::string described(const Option& option, bool required) {
+  const bool free_text = std::holds_alternative<std::string*>(option.value) && option.choices.empty();
+  const std::string range = free_text || std::holds_alternative<bool*>(option.value) ? "" : option.allowed();
+  const std::string value = option.text();
+  const std::string given = required ? "required" : value.empty() ? "" : "default " + value;
+  const std::string facts = range + (range.empty() || given.empty() ? "" : "; ") + given;
+  return option.help + (facts.empty() ? "" : " [" + facts + "]");
+}
+
+std::string usage_line(const Syntax& syntax) {
+  std::string line = "capstan " + syntax.command;
+  for (const Positional& place : syntax.positionals) {
+    const std::string word = place.name + (place.many ? "…" : "");
+    line += place.required ? " " + word : " [" + word + "]";
+  }
+  for (const CommandOption& option : syntax.options)
+    if (option.required) line += fmt::format(" --{} {}", option.name, option.unit.empty() ? "VALUE" : option.unit);
+  const bool more =
+      std::any_of(syntax.options.begin(), syntax.options.end(), [](const CommandOption& o) { return !o.required; });
+  return line + (more ? " [options]" : "") + (syntax.recipe ? " [--section.key value]…" : "");
+}
+
+std::string recipe_help() {
+  framework::Recipe recipe;
+  std::string result = "\nOptions of the recipe; each wins over the recipe's line\n", section;
+  for (const Option& option : framework::options(recipe)) {
+    const std::string own = option.name.substr(0, option.name.find('.'));
+    if (own != section) result += fmt::format("[{}]\n", section = own);
+    result += row(typed(option, option.name), described(option, false), 34);
+  }
+  return result;
+}
+
+/// A cell of a Markdown table.
+std::string cell(const std::string& text) {
+  std::string result;
+  for (const char c : text) result += c == '|' ? std::string("\\|") : std::string(1, c);
+  return result;
+}
+
+}  // namespace
+
+std::string help_text(const Syntax& syntax) {
+  std::string result = fmt::format("{}\n{}\n", usage_line(syntax), syntax.summary);
+  if (!syntax.positionals.empty()) result += "\nArguments\n";
+  for (const Positional& place : syntax.positionals) result += row(place.name, place.help, 26);
+  if (!syntax.options.empty()) result += "\nOptions\n";
+  for (const CommandOption& option : syntax.options) {
+    Value value = option.value;
+    const Option bound = bind(option, value);
+    result += row(typed(bound, option.name), described(bound, option.required), 26);
+  }
+  return result + (syntax.recipe ? recipe_help() : "");
+}
+
+std::string options_reference() {
+  std::string result =
+      "# Recipe options\n\n"
+      "Written by `capstan help-options`; a test keeps this page equal to it. A recipe holds `[section]` and `key = "
+      "value`\n"
+      "lines, with comments after `#`; the command line takes each option as `--section.key value` and wins over the "
+      "recipe.\n"
+      "*Rerun*: may differ when a started run is started again; any other difference is refused by name.\n";
+  framework::Recipe recipe;
+  std::string section;
+  for (Option& option : framework::options(recipe)) {
+    const std::size_t dot = option.name.find('.');
+    if (section != option.name.substr(0, dot)) {
+      section = option.name.substr(0, dot);
+      result += fmt::format(
+          "\n## [{}]\n\n| key | default | allowed | unit | meaning | rerun |\n|---|---|---|---|---|---|\n", section);
+    }
+    const std::string unit = std::exchange(option.unit, "");
+    const std::string value = option.text();
+    result += fmt::format("| `{}` | {} | {} | {} | {} | {} |\n", option.name.substr(dot + 1),
+                          value.empty() ? "" : "`" + cell(value) + "`", cell(option.allowed()), cell(unit),
+                          cell(option.help), option.may_change ? "yes" : "");
+  }
+  return result;
+}
+
+}  // namespace capstan::launch

@@ -1,0 +1,43 @@
+# Sourced by the scripts beside it: installs what is missing, sets what Open MPI and OpenMP need on one machine, finds the -j of builds.
+# shellcheck shell=bash
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+packages() {  # packages KIND...: the packages of these kinds in packages.txt
+  local kinds=" $* " kind name _
+  while read -r kind name _; do
+    if [[ $kinds == *" $kind "* ]]; then echo "$name"; fi
+  done < "$root/launch/packages.txt"
+}
+
+install_packages() {  # install_packages KIND...: as root, installs; else ends with the line to run
+  command -v dpkg-query > /dev/null ||
+    { echo "launch: this machine has no dpkg; install by its own means what launch/packages.txt names for Debian" >&2; exit 78; }
+  local name missing=()
+  for name in $(packages "$@"); do
+    [[ $(dpkg-query -W -f='${Status}' "$name" 2> /dev/null) == 'install ok installed' ]] || missing+=("$name")
+  done
+  if [ ${#missing[@]} -eq 0 ]; then return; fi
+  if [ "$(id -u)" -ne 0 ]; then
+    echo "launch: packages are missing and only root can install them. Run, then start again:" >&2
+    echo "sudo apt-get update && sudo apt-get install -y --no-install-recommends ${missing[*]}" >&2
+    exit 78
+  fi
+  echo "installing ${missing[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get -qq update < /dev/null
+  apt-get -qq install -y --no-install-recommends "${missing[@]}" < /dev/null > /dev/null
+}
+
+build_jobs() {  # one compiler per core and per 2 GiB of memory
+  local cores memory
+  cores=$(nproc)
+  memory=$(awk '/^MemAvailable:/ { print int($2 / 2097152) }' /proc/meminfo)
+  [ "$memory" -ge 1 ] || memory=1
+  echo $((cores < memory ? cores : memory))
+}
+
+local_ranks() {  # the environment of mpirun on one shared machine
+  export OMP_NUM_THREADS=1 OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
+  export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader,tcp
+  if [ "$(id -u)" -eq 0 ]; then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
+}

@@ -1,0 +1,26 @@
+// capstan train: a recipe, a run folder, and the training loop (framework/trainer).
+
+#include <filesystem>
+
+#include "framework/trainer.h"
+#include "launch/command.h"
+
+namespace capstan::launch {
+
+Command train_command() {
+  Command command;
+  command.syntax = {"train",
+                    "Trains by a recipe; the same command again resumes.",
+                    {{"RECIPE", "recipe file (recipes/*.cfg)"}},
+                    {CommandOption::text("run", "", "DIR", "run folder; default: runs/ and the recipe's name")},
+                    true};
+  command.run = [](const Arguments& arguments, parallel::Communicator& world) {
+    const std::string path = arguments.positional("RECIPE");
+    const framework::Recipe recipe = framework::read_training_recipe(path, arguments.recipe_options());
+    const std::string run = arguments.given("run") ? arguments.text("run") : "runs/" + std::filesystem::path(path).stem().string();
+    return framework::Trainer(recipe, world).run(run);
+  };
+  return command;
+}
+
+}  // namespace capstan::launch

@@ -1,0 +1,101 @@
+#pragma once
+// The one interface through which ranks talk. Backends: comm_self (one rank), comm_threads (N ranks as threads of this
+// process), comm_mpi. A backend moves messages; the collectives are written once over `exchange` (collectives.cpp) and
+// add in rank order, so that every backend gives the same bits.
+//
+// Who waits for whom: every member is called by all ranks of the communicator in the same order (`exchange` only by
+// those that have messages). A buffer handed to `exchange` belongs to the communicator until `wait` returns. A send may
+// wait for its receive, whatever its size: post both sides before waiting. Everything else is done when the call
+// returns. An exception or a lost peer on one rank reaches the others as an Error (code io) within `deadline` seconds,
+// never as a hang; among threads at once, among MPI processes by the end of all of them (failure.h).
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/tensor.h"
+
+namespace capstan::parallel {
+
+using kernels::View;
+
+struct Message {
+  View data;  ///< counts and types come from the view
+  int peer;   ///< rank in this communicator
+  int tag;    ///< 0 … 32767; messages between two ranks with one tag keep their order
+};
+
+enum class Reduce : std::uint8_t { sum, max, min };
+
+/// An exchange under way. wait() must be called exactly once; `progress` may be called while computing, because MPI
+/// moves nothing by itself: a few calls per millisecond of work are enough, and free on the other backends. It never
+/// blocks. Destroyed without wait() (an exception passes through), it lets go of the buffers before it returns.
+class Pending {
+ public:
+  virtual ~Pending() = default;
+  virtual void progress() = 0;
+  virtual void wait() = 0;
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual std::string backend() const = 0;  ///< "self", "threads", "mpi"
+
+  /// Starts all sends and receives at once. Sizes must agree on both sides. Messages over 1 GiB are split underneath.
+  /// A message to oneself is allowed and copied.
+  virtual std::unique_ptr<Pending> exchange(std::span<const Message> sends, std::span<const Message> receives) = 0;
+
+  /// Ranks with the same color form a new communicator, ordered by (key, old rank).
+  virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
+
+  /// Ends every rank of the program at once with this exit code; `reason` is printed first, once, with the rank.
+  [[noreturn]] virtual void abort(ExitCode code, const std::string& reason) = 0;
+
+  // Collectives. Sums are taken in rank order 0, 1, …, W-1 (floating point in the element type).
+  void barrier();
+  void broadcast(const View& data, int root);                        ///< overwrites data on all ranks but root
+  void all_gather(const View& mine, const View& all);                ///< all [W · elements of mine], rank order
+  void all_reduce(const View& data, Reduce how = Reduce::sum);       ///< overwrites data
+  void reduce_scatter(const View& all, const View& mine);            ///< mine = sum over ranks of all's piece `rank`
+  void exclusive_scan(const View& data);                             ///< data = sum of lower ranks' data (rank 0: zero)
+
+  // The same for single values and for strings of any length.
+  std::int64_t all_reduce(std::int64_t value, Reduce how = Reduce::sum);
+  double all_reduce(double value, Reduce how = Reduce::sum);
+  std::string broadcast(const std::string& text, int root);
+  std::vector<std::string> all_gather(const std::string& text);
+
+ protected:
+  /// Peers and tags in range, every view present: a wrong message is our defect and fails on the rank that made it.
+  void check_messages(std::span<const Message> sends, std::span<const Message> receives) const;
+};
+
+std::unique_ptr<Communicator> make_self_communicator();
+
+/// Runs body(rank's communicator) on `ranks` threads and joins them. When one throws, the others leave their waits with
+/// Error(io) "rank r stopped: …". After all threads ended, the exception of the lowest rank that failed by itself, not
+/// through another, is rethrown as an Error "rank r: …" with its exit code.
+void run_on_threads(int ranks, const std::function<void(Communicator&)>& body);
+
+/// A copy of MPI_COMM_WORLD. Initialises MPI if the program runs under an MPI launcher, else returns nothing. Refuses
+/// (Error config) a binary that another MPI's launcher started, where every rank would believe it is alone.
+/// Without MPI in the build: comm_mpi_absent.cpp, which throws "built without MPI" under a launcher.
+std::unique_ptr<Communicator> make_mpi_communicator();
+/// Finalises MPI if it was initialised. Called once, at the very end, by all ranks.
+void finalize_mpi();
+
+/// Seconds a rank waits for a message before it gives up (settable for tests; default 600).
+void set_deadline(double seconds);
+double deadline();
+
+/// Bytes above which the MPI backend splits a message (settable for tests; default 1 GiB). The same on every rank.
+void set_message_split(std::int64_t bytes);
+std::int64_t message_split();
+
+}  // namespace capstan::parallel

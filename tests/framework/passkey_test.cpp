@@ -1,0 +1,167 @@
+#include "framework/passkey.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "framework/files.h"
+#include "tests/framework/small_model.h"
+#include "tests/framework/test_folder.h"
+#include "tests/support/ranks.h"
+#include "tests/support/sha256.h"
+
+namespace capstan::framework {
+namespace {
+
+using capstan::testing::error_of;
+using capstan::testing::expect_parts;
+
+PasskeyAnswer copying() {
+  return [](const PasskeyPrompt& prompt) { return prompt.expected; };
+}
+PasskeyAnswer constant() {
+  return [](const PasskeyPrompt& prompt) { return std::vector<std::int32_t>(prompt.expected.size(), 42); };
+}
+
+PasskeyOptions byte_options() {
+  PasskeyOptions options;
+  options.lengths = {400, 1000};
+  options.depths = 3;
+  options.trials = 2;
+  options.bos = 256;
+  return options;
+}
+
+TEST(Sha256, KnownAnswers) {
+  EXPECT_EQ(tests::sha256(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  EXPECT_EQ(tests::sha256("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+}
+
+TEST(Passkey, TextEqualsLongLorasPromptForAll160Draws) {
+  std::istringstream table(capstan::testing::slurp(capstan::testing::golden("passkey/passkey.tsv")));
+  std::string line;
+  std::getline(table, line);
+  const std::vector<PasskeyDraw> draws = longlora_draws();
+  std::size_t number = 0;
+  for (std::int64_t interval, garbage, seed, prefix, key, characters, tokens; std::getline(table, line); ++number) {
+    std::string hash;
+    std::istringstream(line) >> interval >> garbage >> seed >> prefix >> key >> characters >> tokens >> hash;
+    ASSERT_LT(number, draws.size());
+    EXPECT_EQ(draws[number].garbage, garbage);
+    EXPECT_EQ(draws[number].prefix, prefix);
+    EXPECT_EQ(draws[number].key, key);
+    const std::string text = passkey_text(draws[number]);
+    EXPECT_EQ(std::int64_t(text.size()), characters);
+    EXPECT_EQ(tests::sha256(text), hash) << "draw " << number;
+  }
+  EXPECT_EQ(number, draws.size());
+}
+
+TEST(Passkey, PromptHasOneBosAndTheAnswerContinuesIt) {
+  const auto bytes = make_tokenizer("bytes");
+  const PasskeyPrompt prompt = passkey_prompt(*bytes, 256, {500, 100, 1234});
+  EXPECT_EQ(std::count(prompt.ids.begin(), prompt.ids.end(), 256), 1);
+  EXPECT_EQ(prompt.ids.front(), 256);
+  EXPECT_EQ(prompt.expected, (std::vector<std::int32_t>{' ', '1', '2', '3', '4'}));
+  EXPECT_EQ(bytes->decode(prompt.ids), passkey_text({500, 100, 1234}));
+}
+
+TEST(Passkey, PromptIsAsLongAsItCanBe) {
+  const auto bytes = make_tokenizer("bytes");
+  for (const std::int64_t length : {400, 401, 1000, 5000})
+    for (const double depth : {0.0, 0.3, 1.0}) {
+      const PasskeyPrompt prompt = fitted_prompt(*bytes, 256, length, depth, 777);
+      EXPECT_EQ(std::int64_t(prompt.ids.size()), length);
+      EXPECT_NEAR(double(prompt.draw.prefix), depth * double(prompt.draw.garbage), 0.5);
+    }
+  const std::string line = error_of(ExitCode::usage, [&] { fitted_prompt(*bytes, 256, 100, 0.5, 777); });
+  expect_parts(line, {"--lengths 100", "bytes"});
+}
+
+TEST(Passkey, SentencePiecePromptsNeverExceedTheLength) {
+  const auto tokenizer = make_tokenizer(capstan::testing::golden("tokenizers/tok512.model"));
+  for (const std::int64_t length : {512, 1000}) {
+    const PasskeyPrompt prompt = fitted_prompt(*tokenizer, 1, length, 0.5, 49674);
+    EXPECT_LE(std::int64_t(prompt.ids.size()), length);
+    EXPECT_GE(std::int64_t(prompt.ids.size()), length - 2);
+    EXPECT_EQ(std::count(prompt.ids.begin(), prompt.ids.end(), 1), 1);
+    std::vector<std::int32_t> whole = prompt.ids;
+    whole.insert(whole.end(), prompt.expected.begin(), prompt.expected.end());
+    EXPECT_EQ(tokenizer->decode(whole), passkey_text(prompt.draw) + " 49674");
+  }
+}
+
+TEST(Passkey, OraclesScoreAllAndNothing) {
+  const auto bytes = make_tokenizer("bytes");
+  tests::for_rank_counts({1, 2, 3, 4}, [&](parallel::Communicator& world) {
+    for (int ring = 1; ring <= world.size(); ++ring) {
+      if (world.size() % ring != 0) continue;
+      const auto grid = parallel::make_process_grid(world, ring);
+      const PasskeyResult right = evaluate_passkey(*bytes, grid, byte_options(), copying()), wrong = evaluate_passkey(*bytes, grid, byte_options(), constant());
+      EXPECT_EQ(right.accuracy(), 1);
+      EXPECT_EQ(wrong.accuracy(), 0);
+      ASSERT_EQ(right.prompts.size(), 12u);
+      ASSERT_EQ(right.cells.size(), 6u);
+      std::set<std::int32_t> keys;
+      for (const PasskeyCell& cell : right.cells) EXPECT_EQ(cell.trials, 2);
+      for (const PasskeyCell& cell : right.cells) EXPECT_EQ(cell.correct, 2);
+      for (const PasskeyOutcome& outcome : right.prompts) {
+        keys.insert(outcome.key);
+        EXPECT_EQ(outcome.tokens, right.cells[static_cast<std::size_t>(outcome.cell)].length);
+        EXPECT_NE(outcome.tail.find("The pass key is"), std::string::npos);
+      }
+      EXPECT_GE(keys.size(), 11u);
+    }
+  });
+}
+
+TEST(Passkey, PresetAsksTheTable) {
+  const auto bytes = make_tokenizer("bytes");
+  const auto self = parallel::make_self_communicator();
+  const auto grid = parallel::make_process_grid(*self, 1);
+  PasskeyOptions options;
+  options.longlora = true;
+  options.bos = 256;
+  const PasskeyResult result = evaluate_passkey(*bytes, grid, options, copying());
+  EXPECT_EQ(result.prompts.size(), 160u);
+  EXPECT_EQ(result.cells.size(), 8u);
+  EXPECT_EQ(result.cells[0].trials, 20);
+  EXPECT_EQ(result.prompts[0].key, 49674);
+  const auto json = nlohmann::json::parse(passkey_json(result, "m", grid));
+  EXPECT_EQ(json.at("accuracy"), 1.0);
+  EXPECT_EQ(json.at("preset"), "longlora");
+  EXPECT_EQ(json.at("cells").size(), 8u);
+  EXPECT_TRUE(json.at("cells")[0].at("depth").is_null());
+  EXPECT_EQ(json.at("prompts")[0].at("expected"), json.at("prompts")[0].at("given"));
+}
+
+TEST(Passkey, ModelAnswersAlikeOnEveryGrid) {
+  const auto bytes = make_tokenizer("bytes");
+  PasskeyOptions options = byte_options();
+  options.lengths = {330};
+  options.tile = 16;
+  const auto self = parallel::make_self_communicator();
+  const auto alone = tests::small_model({"rope+cope", DType::f64, Device::ref, 258});
+  const PasskeyResult expected = evaluate_passkey(*bytes, parallel::make_process_grid(*self, 1), options, model_answer(*alone, *self, 16));
+  tests::for_rank_counts({1, 2, 4}, [&](parallel::Communicator& world) {
+    const auto model = tests::small_model({"rope+cope", DType::f64, Device::ref, 258});
+    for (int ring = 1; ring <= world.size(); ring *= 2) {
+      const auto grid = parallel::make_process_grid(world, ring);
+      const PasskeyResult got = evaluate_passkey(*bytes, grid, options, model_answer(*model, *grid.ring, 16));
+      for (std::size_t i = 0; i < got.prompts.size(); ++i) EXPECT_EQ(got.prompts[i].given, expected.prompts[i].given) << "ring " << ring;
+    }
+  });
+}
+
+TEST(Passkey, RefusesATokenizerThatTheModelDoesNotKnow) {
+  const auto bytes = make_tokenizer("bytes");
+  const auto self = parallel::make_self_communicator();
+  const auto model = tests::small_model({"rope"});  // 37 ids
+  const std::string line = error_of(ExitCode::bad_data, [&] { model_answer(*model, *self, 64)(passkey_prompt(*bytes, 256, {0, 0, 1})); });
+  expect_parts(line, {"0 to 36"});
+}
+
+}  // namespace
+}  // namespace capstan::framework

@@ -1,0 +1,332 @@
+#include "kernels/attention_tile.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/kernels/attention_runs.h"
+#include "tests/support/gradient_check.h"
+#include "tests/support/tensors.h"
+
+namespace capstan::tests {
+namespace {
+
+using kernels::AttentionSettings;
+using kernels::Device;
+using kernels::DType;
+using kernels::KeyChunk;
+using kernels::QueryChunk;
+using kernels::Tensor;
+using kernels::TermKind;
+using kernels::View;
+
+constexpr double exact = 1e-10;
+
+void expect_same_rows(const View& a, const View& b, const char* name) {
+  if (!a && !b) return;
+  EXPECT_TRUE(same_bits(a, b)) << name;
+}
+
+void expect_same_forward(const TileRun& a, const TileRun& b) {
+  expect_same_rows(a.o, b.o, "o");
+  expect_same_rows(a.lse, b.lse, "lse");
+  expect_same_rows(a.carry, b.carry, "carry");
+  expect_same_rows(a.horizon, b.horizon, "horizon");
+  expect_same_rows(a.horizon_carry, b.horizon_carry, "horizon_carry");
+}
+
+void expect_same_gradients(const TileRun& a, const TileRun& b) {
+  expect_same_rows(a.dq, b.dq, "dq");
+  expect_same_rows(a.dk, b.dk, "dk");
+  expect_same_rows(a.dv, b.dv, "dv");
+  expect_same_rows(a.dz, b.dz, "dz");
+  expect_same_rows(a.dtable, b.dtable, "dtable");
+}
+
+/// Gradients of rows are summed per call on cpu, so that cutting the keys changes their rounding.
+void expect_close_gradients(const TileRun& a, const TileRun& b, double tolerance) {
+  const auto look = [&](const Tensor& x, const Tensor& y, const char* name) {
+    if (!x && !y) return;
+    EXPECT_LE(relative_error(x, y), tolerance) << name;
+  };
+  look(a.dq, b.dq, "dq");
+  look(a.dk, b.dk, "dk");
+  look(a.dv, b.dv, "dv");
+  look(a.dz, b.dz, "dz");
+  look(a.dtable, b.dtable, "dtable");
+}
+
+/// Backward has walked the carry back to the start of every row.
+void expect_carry_left_is_zero(const TileRun& run) {
+  for (std::int64_t at = 0; at < run.carry_left.view().elements(); ++at) ASSERT_EQ(run.carry_left.as<std::int64_t>()[at], 0) << at;
+}
+
+/// Σ_n dtable[n] = Σ_j dlogit_j = 0 in each row: the softmax does not see a constant.
+void expect_table_rows_sum_to_zero(const TileRun& run, double tolerance) {
+  const std::vector<double> values = values_of(run.dtable);
+  const std::size_t npos = std::size_t(run.dtable.shape()[2]);
+  for (std::size_t at = 0; at < values.size(); at += npos) {
+    double sum = 0, size = 0;
+    for (std::size_t n = 0; n < npos; ++n) sum += values[at + n], size += std::abs(values[at + n]);
+    ASSERT_LE(std::abs(sum), tolerance * std::max(1.0, size)) << "row " << at / npos;
+  }
+}
+
+// ---- the oracle itself -----------------------------------------------------------------------------------------------------
+
+/// How close any position comes to an integer, where the interpolation has a kink.
+double distance_to_kinks(const AttentionProblem& problem) {
+  const std::int64_t tokens = problem.q.shape()[0], heads = problem.q.shape()[1], groups = problem.k.shape()[1], depth = problem.q.shape()[2];
+  double closest = 1;
+  for (std::int64_t i = 0; i < tokens; ++i)
+    for (std::int64_t head = 0; head < heads; ++head) {
+      double position = 0;
+      for (std::int64_t j = i; j >= 0 && problem.document[j] == problem.document[i]; --j) {
+        double u = 0;
+        for (std::int64_t d = 0; d < depth; ++d)
+          u += problem.q.as<double>()[(i * heads + head) * depth + d] * problem.k.as<double>()[(j * groups + head * groups / heads) * depth + d];
+        position += 1 / (1 + std::exp(-u / std::sqrt(double(depth))));
+        closest = std::min(closest, std::abs(position - std::round(position)));
+      }
+    }
+  return closest;
+}
+
+TEST(DenseAttention, GradientsAreCentralDifferences) {
+  for (const AttentionShape& shape : {AttentionShape{.tokens = 9, .heads = 2, .groups = 1, .depth = 4},
+                                      AttentionShape{.tokens = 9, .heads = 2, .groups = 2, .depth = 4, .z = true, .npos = 4},
+                                      AttentionShape{.tokens = 12, .heads = 4, .groups = 2, .depth = 6, .z = true, .npos = 40,
+                                                     .documents = {3, 4}}}) {
+    // The first random problem whose positions stay clear of kinks while the difference quotient moves an input.
+    std::uint64_t seed = 1;
+    while (shape.npos > 0 && distance_to_kinks(random_attention(shape, seed)) < 0.008) ++seed;
+    const AttentionProblem problem = random_attention(shape, seed);
+    const DenseGradients gradients = dense_attention_backward(problem.inputs(), problem.d_o);
+    std::vector<GradientInput> inputs{{"q", problem.q, gradients.dq}, {"k", problem.k, gradients.dk}, {"v", problem.v, gradients.dv}};
+    if (problem.z) inputs.push_back({"z", problem.z, gradients.dz});
+    if (problem.table) inputs.push_back({"table", problem.table, gradients.dtable});
+    check_gradient(inputs, [&] { return weighted_sum(dense_attention(problem.inputs()).o, problem.d_o); });
+  }
+}
+
+TEST(DenseAttention, HandComputedRows) {
+  // Two tokens, one head, D = 1, q·k = 0: gates 1/2; the second row's bias is table[p], p = 1 for key 0 and 1/2 for key 1.
+  AttentionProblem problem = random_attention({.tokens = 2, .depth = 1, .npos = 3}, 1);
+  problem.q.view().fill_zero();
+  double *table = problem.table.as<double>() + 3, *v = problem.v.as<double>();
+  table[0] = 1, table[1] = 3, table[2] = 100;
+  v[0] = 5, v[1] = -2;
+  const DenseOutputs outputs = dense_attention(problem.inputs());
+  EXPECT_NEAR(outputs.lse.as<double>()[1], std::log(std::exp(3) + std::exp(2)), 1e-14);
+  EXPECT_NEAR(outputs.o.as<double>()[1], (5 * std::exp(3) - 2 * std::exp(2)) / (std::exp(3) + std::exp(2)), 1e-14);
+  EXPECT_NEAR(outputs.o.as<double>()[0], 5, 1e-14);
+}
+
+// ---- ref in f64 against the oracle -----------------------------------------------------------------------------------------
+
+void compare_with_oracle(const AttentionShape& shape) {
+  const AttentionProblem problem = random_attention(shape, std::uint64_t(shape.tokens + 1000 * shape.depth));
+  const DenseOutputs outputs = dense_attention(problem.inputs());
+  const DenseGradients gradients = dense_attention_backward(problem.inputs(), problem.d_o);
+  for (std::int64_t tile : {1, 4, 16, 64}) {
+    SCOPED_TRACE(fmt::format("T {} H {} G {} D {} z {} npos {} documents {} tile {}", shape.tokens, shape.heads, shape.groups,
+                             shape.depth, shape.z, shape.npos, shape.documents.size(), tile));
+    const AttentionSettings settings = settings_for(problem, tile);
+    const TileRun run = run_tiles(problem, DType::f64, Device::ref, settings);
+    const Worst worst = worst_error(run, outputs, gradients);
+    EXPECT_LE(worst.error, exact) << worst.name;
+    if (shape.npos == 0) continue;
+    expect_carry_left_is_zero(run);
+    expect_table_rows_sum_to_zero(run, 1e-12);
+    AttentionSettings general = settings;
+    general.saturation = false;
+    const TileRun unsaturated = run_tiles(problem, DType::f64, Device::ref, general);
+    expect_same_forward(run, unsaturated);
+    expect_same_gradients(run, unsaturated);
+  }
+}
+
+TEST(AttentionTile, RefEqualsOracle) {
+  for (std::int64_t tokens : {1, 5, 63, 64, 65, 130})
+    for (std::int64_t groups : {3, 1})
+      for (std::int64_t depth : {8, 6, 16})
+        for (bool z : {false, true})
+          for (std::int64_t npos : {0, 4, 300})
+            for (const std::vector<std::int64_t>& documents : {std::vector<std::int64_t>{}, {7, 3, 1}}) {
+              if (tokens < 12 && !documents.empty()) continue;
+              compare_with_oracle({tokens, 3, groups, depth, z, npos, documents});
+              if (HasFailure()) return;
+            }
+}
+
+TEST(AttentionTile, RefEqualsOracleWithSmallTables) {
+  compare_with_oracle({.tokens = 70, .heads = 2, .groups = 1, .npos = 1});  // P = 0: saturated from the first tile on
+  compare_with_oracle({.tokens = 70, .heads = 2, .groups = 1, .npos = 2});
+  compare_with_oracle({.tokens = 130, .heads = 2, .groups = 2, .npos = 30, .gate_mean = -4});
+}
+
+TEST(AttentionTile, GatesForcedToOneAreRelativePositions) {
+  // σ(60) = 1 in f64 up to 1e-26, so p_ij = min(P, i - j + 1): an ordinary table by distance.
+  AttentionProblem problem = random_attention({.tokens = 80, .heads = 2, .npos = 17, .gate_mean = 60}, 5);
+  for (Tensor* x : {&problem.q, &problem.k})
+    for (std::int64_t at = 0; at < x->view().elements(); ++at)
+      if (at % 8 != 0) x->as<double>()[at] = 0;
+  const TileRun run = run_tiles(problem, DType::f64, Device::ref, settings_for(problem, 16));
+  for (std::int64_t i = 0; i < 80; ++i)
+    for (std::int64_t head = 0; head < 2; ++head) {
+      const double* table = problem.table.as<double>() + (i * 2 + head) * 17;
+      double sum = 0;
+      for (std::int64_t j = 0; j <= i; ++j) sum += std::exp(table[std::min<std::int64_t>(16, i - j + 1)]);
+      const double u = problem.q.as<double>()[(i * 2 + head) * 8] / std::sqrt(8.0);
+      EXPECT_NEAR(run.lse.as<double>()[i * 2 + head], u + std::log(sum), 1e-12);
+    }
+}
+
+// ---- state that is handed on -----------------------------------------------------------------------------------------------
+
+struct Kernel { DType type; Device device; };
+constexpr Kernel all_kernels[] = {{DType::f64, Device::ref}, {DType::f32, Device::ref}, {DType::f32, Device::cpu}};
+
+TEST(AttentionTile, KeysInPiecesGiveTheSameBits) {
+  for (const Kernel& kernel : all_kernels)
+    for (std::int64_t tile : {4, 16, 64})
+      for (std::int64_t npos : {0, 4, 64})
+        for (const std::vector<std::int64_t>& documents : {std::vector<std::int64_t>{}, {70, 3, 30}}) {
+          SCOPED_TRACE(fmt::format("{} {} tile {} npos {} {}", name_of(kernel.device), name_of(kernel.type), tile, npos, documents.size()));
+          const AttentionProblem problem = random_attention({200, 4, 2, 8, true, npos, documents}, 8);
+          const AttentionSettings settings = settings_for(problem, tile);
+          const TileRun whole = run_tiles(problem, kernel.type, kernel.device, settings);
+          const TileRun pieces = run_tiles(problem, kernel.type, kernel.device, settings, {{64, 64, 128, 192}});
+          expect_same_forward(whole, pieces);
+          expect_close_gradients(whole, pieces, kernel.type == DType::f64 ? 1e-15 : 1e-6);
+          EXPECT_EQ(whole.stats.tiles, pieces.stats.tiles);
+          EXPECT_EQ(whole.stats.gates, pieces.stats.gates);
+          EXPECT_EQ(whole.stats.saturated_tiles, pieces.stats.saturated_tiles);
+          EXPECT_TRUE(npos != 4 || whole.stats.saturated_tiles > 0);
+          if (npos == 0) continue;
+          expect_carry_left_is_zero(whole);
+          AttentionSettings general = settings;
+          general.saturation = false;
+          const TileRun unsaturated = run_tiles(problem, kernel.type, kernel.device, general);
+          expect_same_forward(whole, unsaturated);
+          expect_same_gradients(whole, unsaturated);
+          EXPECT_GE(unsaturated.stats.gates, whole.stats.gates);
+        }
+}
+
+TEST(AttentionTile, RowsDoNotDependOnOtherRows) {
+  // One row alone, sixteen, or all 64 of a query tile: the same bits, also where CoPE's other rows are not saturated yet.
+  for (const Kernel& kernel : all_kernels)
+    for (std::int64_t npos : {0, 4, 64}) {
+      const AttentionProblem problem = random_attention({192, 2, 1, 24, false, npos}, 4);
+      const AttentionSettings settings = settings_for(problem, 64);
+      const TileRun all = run_tiles(problem, kernel.type, kernel.device, settings);
+      for (const auto& [begin, end] : {std::pair<std::int64_t, std::int64_t>{128, 192}, {128, 144}, {128, 129}, {191, 192}, {150, 151}}) {
+        SCOPED_TRACE(fmt::format("{} {} npos {} rows {} to {}", name_of(kernel.device), name_of(kernel.type), npos, begin, end));
+        const TileRun some = run_tiles(problem, kernel.type, kernel.device, settings, {{}, begin, end});
+        expect_same_rows(all.o.view().rows(begin, end), some.o, "o");
+        expect_same_rows(all.lse.view().rows(begin, end), some.lse, "lse");
+        expect_same_rows(all.dq.view().rows(begin, end), some.dq, "dq");
+        if (npos > 0) expect_same_rows(all.dtable.view().rows(begin, end), some.dtable, "dtable");
+      }
+    }
+}
+
+TEST(AttentionTile, RowWithoutKeysIsZero) {
+  // Queries at 64 … 127 in document 1, keys 0 … 63 in document 0: nothing to see, and then row 64 meets its own key only.
+  for (const Kernel& kernel : all_kernels) {
+    const AttentionProblem problem = random_attention({.tokens = 128, .heads = 2, .npos = 5, .documents = {64}}, 6);
+    const auto cast = [&](const Tensor& x) { return converted(x, kernel.type, kernel.device); };
+    const Tensor q = cast(problem.q), k = cast(problem.k), v = cast(problem.v), table = cast(problem.table), d_o = cast(problem.d_o);
+    const Tensor index = index_rows(0, 128, kernel.device), document = document_rows(problem.document, 0, 128, kernel.device);
+    const auto rows = [](const Tensor& x, std::int64_t begin, std::int64_t end) { return x.view().rows(begin, end); };
+    const QueryChunk queries{rows(q, 64, 128), rows(table, 64, 128), rows(index, 64, 128), rows(document, 64, 128)};
+    const KeyChunk keys{rows(k, 0, 64), rows(v, 0, 64), {}, rows(index, 0, 64), rows(document, 0, 64)};
+    const AttentionSettings settings{TermKind::cope, 64, true};
+    Tensor o({64, 2, 8}, kernel.type, kernel.device), m({64, 2}, kernel.type, kernel.device);
+    const Tensor l = zeros_like(m), delta = zeros_like(m), gate_grad = zeros_like(m);
+    Tensor carry({64, 2}, DType::i64, kernel.device), horizon({1, 2}, DType::i64, kernel.device);
+    const Tensor horizon_carry = zeros_like(carry), dq = zeros_like(queries.q), dtable = zeros_like(queries.table);
+    const Tensor dk = zeros_like(keys.k), dv = zeros_like(keys.v);
+    const kernels::AttentionState state{o, m, l, carry, horizon, horizon_carry};
+    attention_begin(state);
+    attention_forward(state, queries, keys, settings, nullptr);
+    attention_finish(state);
+    for (double value : values_of(o)) EXPECT_EQ(value, 0);
+    for (double value : values_of(m)) EXPECT_EQ(value, std::numeric_limits<double>::infinity());
+    for (double value : values_of(horizon)) EXPECT_EQ(value, -1);
+    const kernels::AttentionSaved saved{m, delta, horizon, horizon_carry};
+    kernels::attention_delta(delta, rows(d_o, 64, 128), o);
+    kernels::attention_backward_begin({carry, gate_grad}, saved);
+    attention_backward({dq, dtable, dk, dv, {}}, {carry, gate_grad}, queries, keys, rows(d_o, 64, 128), saved, settings);
+    for (const Tensor* x : {&dq, &dk, &dv, &dtable})
+      for (double value : values_of(*x)) EXPECT_EQ(value, 0);
+  }
+}
+
+TEST(AttentionTile, RowThatSeesNoKeyBesideRowsThatDo) {
+  // The same key tile holds the end of document 0 and the start of document 1; rows of document 2 see nothing of it.
+  for (const Kernel& kernel : all_kernels) {
+    const AttentionProblem problem = random_attention({.tokens = 64, .heads = 1, .npos = 5, .documents = {10, 10}}, 6);
+    const AttentionSettings settings = settings_for(problem, 16);
+    const TileRun run = run_tiles(problem, kernel.type, kernel.device, settings);
+    for (double value : values_of(run.o)) EXPECT_TRUE(std::isfinite(value));
+    // Token 20 opens document 2: it attends only to itself.
+    for (std::int64_t e = 0; e < 8; ++e) EXPECT_NEAR(values_of(run.o)[20 * 8 + e], values_of(problem.v)[20 * 8 + e], 1e-6);
+  }
+}
+
+TEST(AttentionTile, GateSumIsTheCarry) {
+  for (const Kernel& kernel : all_kernels)
+    for (const std::vector<std::int64_t>& documents : {std::vector<std::int64_t>{}, {70, 30}}) {
+      AttentionProblem problem = random_attention({.tokens = 150, .heads = 4, .groups = 2, .npos = 400, .documents = documents}, 9);
+      const AttentionSettings settings = settings_for(problem, 16);
+      const TileRun run = run_tiles(problem, kernel.type, kernel.device, settings);
+      const auto cast = [&](const Tensor& x) { return converted(x, kernel.type, kernel.device); };
+      const Tensor q = cast(problem.q), k = cast(problem.k), v = cast(problem.v), table = cast(problem.table);
+      const Tensor index = index_rows(0, 150, kernel.device), document = document_rows(problem.document, 0, 150, kernel.device);
+      Tensor total({150, 4}, DType::i64, kernel.device);
+      for (const auto& [begin, end] : {std::pair<std::int64_t, std::int64_t>{0, 64}, {64, 150}}) {
+        const auto cut = [from = begin, to = end](const Tensor& x) { return x.view().rows(from, to); };
+        Tensor sum({150, 4}, DType::i64, kernel.device);
+        sum.as<std::int64_t>()[0] = 99;  // overwritten
+        attention_gate_sum(sum, {q, table, index, document}, {cut(k), cut(v), {}, cut(index), cut(document)}, settings);
+        for (std::int64_t at = 0; at < 600; ++at) total.as<std::int64_t>()[at] += sum.as<std::int64_t>()[at];
+      }
+      EXPECT_TRUE(same_bits(total, run.carry)) << name_of(kernel.device) << " " << name_of(kernel.type);
+    }
+}
+
+TEST(AttentionTile, LongF64SequencesAreRefused) {
+  const AttentionProblem problem = random_attention({.tokens = 1, .npos = 2}, 1);
+  Tensor o({1, 1, 8}, DType::f64, Device::ref), m({1, 1}, DType::f64, Device::ref), carry({1, 1}, DType::i64, Device::ref);
+  const Tensor l = zeros_like(m), horizon = zeros_like(carry), horizon_carry = zeros_like(carry);
+  const Tensor document = document_rows({0}, 0, 1, Device::ref);
+  const auto run_at = [&](std::int64_t at) {
+    const Tensor index = index_rows(at, at + 1, Device::ref);
+    const kernels::AttentionState state{o, m, l, carry, horizon, horizon_carry};
+    attention_begin(state);
+    attention_forward(state, {problem.q, problem.table, index, document}, {problem.k, problem.v, {}, index, document},
+                      {TermKind::cope, 1, true}, nullptr);
+  };
+  run_at(kernels::longest_f64_sequence - 2);
+  try {
+    run_at(kernels::longest_f64_sequence - 1);  // the sequence has 2^19 tokens
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::config);
+    EXPECT_NE(std::string(error.what()).find("524288"), std::string::npos) << error.what();
+  }
+}
+
+TEST(AttentionTile, WrongArgumentsAreRefused) {
+  const AttentionProblem problem = random_attention({.tokens = 8, .heads = 2, .groups = 2, .npos = 3}, 1);
+  const auto run_with = [&](const AttentionSettings& settings) { run_tiles(problem, DType::f64, Device::ref, settings); };
+  EXPECT_THROW(run_with({TermKind::none, 4, true}), Error);
+  EXPECT_THROW(run_with({TermKind::cope, 65, true}), Error);
+  EXPECT_THROW(run_tiles(problem, DType::f64, Device::ref, {TermKind::cope, 4, true}, {{3}}), Error);
+  EXPECT_THROW(run_tiles(problem, DType::f64, Device::cpu, {TermKind::cope, 4, true}), Error);
+}
+
+}  // namespace
+}  // namespace capstan::tests

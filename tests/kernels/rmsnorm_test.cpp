@@ -1,0 +1,97 @@
+#include "kernels/rmsnorm.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/support/gradient_check.h"
+#include "tests/support/tensors.h"
+
+namespace capstan::tests {
+namespace {
+
+using namespace kernels;
+
+constexpr double eps = 1e-5;
+
+TEST(RmsNorm, HandSized) {
+  for (const Device device : {Device::ref, Device::cpu}) {
+    // mean of squares 12.5 + 3.5 = 16, so r = 1/4
+    const Tensor x = tensor_of({1, 2}, DType::f32, device, {3, 4}), w = tensor_of({2}, DType::f32, device, {2, -4}), y = zeros_like(x);
+    rmsnorm_forward(y, x, w, 3.5);
+    EXPECT_EQ(values_of(y), (std::vector<double>{1.5, -4}));
+    // n = (3/4, 1), g = w dy = (8, -16): mean(g n) = (6 - 16) / 2 = -5; dx = (8 + 15/4, -16 + 5) / 4; dw = dy n
+    const Tensor dy = tensor_of({1, 2}, DType::f32, device, {4, 4}), dx = tensor_of({1, 2}, DType::f32, device, {1, 1});
+    const Tensor dw = tensor_of({2}, DType::f32, device, {1, 1});
+    rmsnorm_backward(dx, dw, dy, x, w, 3.5, Into::overwrite);
+    EXPECT_EQ(values_of(dx), (std::vector<double>{2.9375, -2.75}));
+    EXPECT_EQ(values_of(dw), (std::vector<double>{4, 5}));
+    rmsnorm_backward(dx, View(), dy, x, w, 3.5, Into::add);
+    EXPECT_EQ(values_of(dx), (std::vector<double>{5.875, -5.5}));
+  }
+}
+
+TEST(RmsNorm, GradientsMatchDifferences) {
+  const Tensor x = random_tensor({5, 7}, DType::f64, Device::ref, 1), w = random_tensor({7}, DType::f64, Device::ref, 2);
+  const Tensor dy = random_tensor({5, 7}, DType::f64, Device::ref, 3), y = zeros_like(x), dx = zeros_like(x), dw = zeros_like(w);
+  rmsnorm_backward(dx, dw, dy, x, w, eps, Into::overwrite);
+  check_gradient({{"x", x, dx}, {"w", w, dw}}, [&] {
+    rmsnorm_forward(y, x, w, eps);
+    return weighted_sum(y, dy);
+  });
+}
+
+struct Results {
+  Tensor y, dx, dw;
+};
+
+Results run(DType type, Device device, std::int64_t T, std::int64_t C, Into into) {
+  const Tensor x = random_tensor({T, C}, type, device, 1), w = random_tensor({C}, type, device, 2), dy = random_tensor({T, C}, type, device, 3);
+  Results out{zeros_like(x), random_tensor({T, C}, type, device, 4), random_tensor({C}, type, device, 5)};
+  rmsnorm_forward(out.y, x, w, eps);
+  rmsnorm_backward(out.dx, out.dw, dy, x, w, eps, into);
+  return out;
+}
+
+/// dw in f32 sums over the rows, as the rule's naive implementation.
+Tensor naive_dw(std::int64_t T, std::int64_t C) {
+  const Tensor x = random_tensor({T, C}, DType::f32, Device::ref, 1), dy = random_tensor({T, C}, DType::f32, Device::ref, 3);
+  Tensor dw = random_tensor({C}, DType::f32, Device::ref, 5);
+  for (std::int64_t t = 0; t < T; ++t) {
+    float squares = 0;
+    for (std::int64_t c = 0; c < C; ++c) squares += x.as<float>()[t * C + c] * x.as<float>()[t * C + c];
+    const float r = 1 / std::sqrt(squares / static_cast<float>(C) + static_cast<float>(eps));
+    for (std::int64_t c = 0; c < C; ++c) dw.as<float>()[c] += dy.as<float>()[t * C + c] * (x.as<float>()[t * C + c] * r);
+  }
+  return dw;
+}
+
+TEST(RmsNorm, CpuAccuracy) {
+  for (const auto& [T, C] : {std::pair<std::int64_t, std::int64_t>{7, 43}, {130, 172}, {3, 1}}) {
+    for (const Into into : {Into::overwrite, Into::add}) {
+      const Results exact = run(DType::f64, Device::ref, T, C, into), f32 = run(DType::f32, Device::ref, T, C, into);
+      const Results cpu = run(DType::f32, Device::cpu, T, C, into);
+      EXPECT_LE(relative_error(cpu.y, exact.y), f32_bound(f32.y, exact.y));
+      EXPECT_LE(relative_error(cpu.dx, exact.dx), f32_bound(f32.dx, exact.dx));
+      EXPECT_LE(relative_error(cpu.dw, exact.dw), f32_bound(naive_dw(T, C), exact.dw));
+    }
+  }
+}
+
+TEST(RmsNorm, RowsDoNotDependOnOtherRows) {
+  const std::int64_t T = 20, C = 43;
+  const Tensor x = random_tensor({T, C}, DType::f32, Device::cpu, 1), w = random_tensor({C}, DType::f32, Device::cpu, 2);
+  const Tensor dy = random_tensor({T, C}, DType::f32, Device::cpu, 3), y = zeros_like(x), dx = zeros_like(x), one = zeros_like(x);
+  rmsnorm_forward(y, x, w, eps);
+  rmsnorm_backward(dx, View(), dy, x, w, eps, Into::overwrite);
+  for (std::int64_t t = 0; t < T; ++t) {
+    const View row = one.view().rows(t, t + 1);
+    rmsnorm_forward(row, x.view().rows(t, t + 1), w, eps);
+    EXPECT_TRUE(same_bits(row, y.view().rows(t, t + 1)));
+    rmsnorm_backward(row, View(), dy.view().rows(t, t + 1), x.view().rows(t, t + 1), w, eps, Into::overwrite);
+    EXPECT_TRUE(same_bits(row, dx.view().rows(t, t + 1)));
+  }
+}
+
+}  // namespace
+}  // namespace capstan::tests

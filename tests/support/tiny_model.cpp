@@ -1,0 +1,85 @@
+#include "tests/support/tiny_model.h"
+
+#include "tests/support/tensors.h"
+
+namespace capstan::tests {
+
+using kernels::DType;
+using kernels::Tensor;
+
+std::vector<std::string> tiny_kinds() { return {"none", "rope", "cope", "rope+cope", "tape"}; }
+
+std::unique_ptr<framework::Model> tiny_model(const TinyShape& shape, std::uint64_t seed) {
+  framework::ModelConfig config;
+  config.hidden_size = 12;
+  config.mlp_size = 10;
+  config.layers = shape.layers;
+  config.heads = shape.heads;
+  config.kv_heads = shape.kv_heads;
+  config.head_size = shape.head_size;
+  config.vocabulary = shape.vocabulary;
+  config.tied = shape.tied;
+  config.max_length = 64;
+  framework::PositionConfig position;
+  position.kind = shape.kind;
+  position.cope_positions = 6;  // P = 5: rows saturate within a dozen tokens
+  framework::resolve_sizes(config, position);
+  auto model = std::make_unique<framework::Model>(config, position);
+  model->parameters().allocate(shape.device, shape.type, true, [](const std::string&) { return true; }, shape.ranks);
+  std::uint64_t stream = seed * 1000;
+  for (framework::Parameter& p : model->parameters().all()) {
+    const double scale = p.shape.rank() == 1 ? 0.1 : 0.4;
+    p.value.copy_from(random_tensor(p.shape, shape.type, shape.device, ++stream, scale));
+    if (p.init != framework::Init::one) continue;
+    kernels::with_real(shape.type, [&](auto real) {
+      for (std::int64_t i = 0; i < p.value.elements(); ++i) p.value.as<decltype(real)>()[i] += 1;
+    });
+  }
+  return model;
+}
+
+framework::Batch tiny_batch(const parallel::SequenceLayout& layout, int rank, const TinyShape& shape, std::int64_t sequences,
+                            const std::vector<std::int64_t>& documents, std::uint64_t seed) {
+  const std::vector<std::int64_t> index = layout.local_index(rank);
+  const std::int64_t local = std::int64_t(index.size());
+  framework::Batch batch;
+  batch.length = layout.length();
+  for (Tensor* ints : {&batch.tokens, &batch.targets}) *ints = Tensor({sequences, local}, DType::i32, shape.device);
+  for (Tensor* longs : {&batch.index, &batch.position, &batch.document}) *longs = Tensor({sequences, local}, DType::i64, shape.device);
+  const auto token = [&](std::int64_t b, std::int64_t t) { return std::int32_t(random_bits(seed + std::uint64_t(b), std::uint64_t(t)) % std::uint64_t(shape.vocabulary)); };
+  for (std::int64_t b = 0; b < sequences; ++b)
+    for (std::int64_t i = 0; i < local; ++i) {
+      const std::int64_t t = index[i], at = b * local + i;
+      std::int64_t document = 0, begin = 0;
+      while (document < std::int64_t(documents.size()) && t >= begin + documents[document]) begin += documents[document++];
+      batch.tokens.as<std::int32_t>()[at] = token(b, t);
+      batch.targets.as<std::int32_t>()[at] = t % 7 == 6 ? -1 : token(b, t + 1);
+      batch.index.as<std::int64_t>()[at] = t;
+      batch.position.as<std::int64_t>()[at] = t - begin;
+      batch.document.as<std::int64_t>()[at] = document;
+    }
+  return batch;
+}
+
+parallel::Ring tiny_ring(parallel::Communicator& comm, std::int64_t length, std::int64_t tile) {
+  const parallel::SequenceLayout layout = parallel::SequenceLayout::contiguous(length, comm.size(), tile);
+  return {comm, layout, parallel::contiguous_schedule(layout)};
+}
+
+LossAndGradients loss_and_gradients(framework::Model& model, const parallel::Ring& ring, const framework::Batch& batch, std::int64_t tile,
+                                    framework::Keep keep) {
+  model.parameters().gradients().fill_zero();
+  framework::Pass pass = model.forward(ring, batch, tile, keep);
+  LossAndGradients out;
+  for (std::int64_t t = 0; t < pass.nll.view().elements(); ++t) out.loss += pass.nll.as<double>()[t];
+  out.loss = ring.comm.all_reduce(out.loss);
+  model.backward(ring, batch, pass);
+  Tensor sum = zeros_like(model.parameters().gradients());
+  sum.view().copy_from(model.parameters().gradients());
+  ring.comm.all_reduce(sum);
+  out.gradients = values_of(sum);
+  out.gradients.resize(std::size_t(model.parameters().trainable_elements()));
+  return out;
+}
+
+}  // namespace capstan::tests
