@@ -1,14 +1,14 @@
 #pragma once
 // Checkpoints and model folders: one format for both. A folder holds
 //
-//   manifest.json       format, step, consumed sequences, model, position, recipe, tensors, and size + xxh3 of every other file
+//   manifest.json       format, step, model, position, recipe, tensors, and size + xxh3 of every other file (checkpoint_manifest.h)
 //   weights-0003.h5     what writer 3 wrote: 1-D slices of tensors, as datasets value:NAME and while training m:NAME and v:NAME
 //                       (moments); the manifest says which elements each slice holds
 //   tokenizer.model     copied along, if the model has a SentencePiece tokenizer
 //   hf_config.json      the Hugging Face config.json that the model was imported with, if any
 //
 // Writing: rank 0 names a temporary folder and broadcasts it; each writer writes, checksums and fsyncs its file; rank 0 writes the
-// manifest, fsyncs, renames the folder, fsyncs the parent; then old checkpoints beyond `keep` are removed. Readers take only
+// manifest, fsyncs, renames the folder, fsyncs the parent. Only then may old checkpoints go (prune_checkpoints). Readers take only
 // folders whose manifest and checksums verify. Any layout reads any other: reads are by tensor name and element range.
 
 #include <memory>

@@ -217,10 +217,10 @@ int utf8_character(std::string_view text, std::size_t at) {
   const unsigned first = byte(0);
   if (at >= text.size()) return 0;
   if (first < 0x80) return 1;
-  const int length = first >= 0xc2 && first < 0xe0   ? 2
-                     : first >= 0xe0 && first < 0xf0 ? 3
-                     : first >= 0xf0 && first < 0xf5 ? 4
-                                                     : 0;
+  int length = 0;
+  if (first >= 0xc2 && first < 0xe0) length = 2;
+  if (first >= 0xe0 && first < 0xf0) length = 3;
+  if (first >= 0xf0 && first < 0xf5) length = 4;
   for (int i = 1; i < length; ++i) {
     if ((byte(std::size_t(i)) & 0xc0u) != 0x80u) return 0;
   }

@@ -125,7 +125,7 @@ namespace {
 
 /// What the data ranks made of the numbers [begin, end): of each its ids, or a mark. As text, because lengths differ.
 std::string text_of(std::int64_t number, const Generated& made) {
-  return fmt::format("{} {} {} {}\n", number, made.ended, made.ids.size(), fmt::join(made.ids, " "));
+  return fmt::format("{} {:d} {} {}\n", number, made.ended, made.ids.size(), fmt::join(made.ids, " "));
 }
 
 std::vector<Generated> merge(const std::vector<std::string>& parts, std::int64_t begin, std::int64_t end) {

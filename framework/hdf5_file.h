@@ -1,15 +1,12 @@
 #pragma once
-// HDF5 files: named 1-D and 2-D arrays and a few attributes, all in the root group. Thin, safe layer over the C
-// library:
+// HDF5 files: named 1-D and 2-D arrays and a few attributes, all in the root group. A thin, safe layer over the C library:
 //
 // - The serial library is not thread safe and ranks may be threads: one process-wide lock guards every call.
 // - Every failure is an Error with file and dataset and the library's own innermost reason; nothing is printed.
-// - A file from outside cannot make this process open another file or load code: plug-ins are off; soft and external
-// links,
-//   external storage, virtual datasets, filters and variable-length data are refused.
+// - A file from outside cannot make this process open another file or load code: plug-ins are off; links, external
+//   storage, virtual datasets, filters and variable-length data are refused.
 // - A dataset's claimed size must be backed by storage in the file, so a caller may allocate what dataset() says.
-// - Metadata is written with checksums (format of HDF5 1.8), which finds a flipped bit in the structure; data has none
-// here.
+// - The structure carries checksums (format of HDF5 1.8), which find a flipped bit; the data has none here.
 
 #include <cstdint>
 #include <memory>

@@ -46,10 +46,14 @@ class Source {
   const SafetensorInfo& info() const { return info_; }
   const std::string& where() const { return where_; }
 
-  std::vector<float> values(const std::vector<std::int64_t>& shape) const {
+  void check_shape(const std::vector<std::int64_t>& shape) const {
     if (info_.shape != shape)
       fail(ExitCode::bad_data, "{}: shape {}, config.json asks for {}; do both files belong together?", where_, text_of(info_.shape),
            text_of(shape));
+  }
+
+  std::vector<float> values(const std::vector<std::int64_t>& shape) const {
+    check_shape(shape);
     if (info_.dtype != "F32" && info_.dtype != "F16" && info_.dtype != "BF16")
       fail(ExitCode::bad_data, "{}: type {}, allowed are F32, F16, BF16; convert it", where_, info_.dtype);
     std::vector<float> values = file_.as_f32(name_);
@@ -84,11 +88,17 @@ void copy_values(const View& out, const std::vector<float>& values) {
 
 }  // namespace
 
-ImportedWeights load_hf_weights(Parameters& parameters, const SafetensorsModel& model, const std::string& folder,
-                                const PositionConfig& position, bool tied) {
-  for (const Parameter& p : parameters.all())
+void check_hf_shapes(const Parameters& parameters, const SafetensorsModel& model, const std::string& folder) {
+  for (const Parameter& p : parameters.all()) {
     if (model.file_of.count(p.name) == 0)
       fail(ExitCode::bad_data, "{}: tensor '{}' {} is missing; config.json asks for it, get the model again", folder, p.name, p.shape.text());
+    Source(model, p.name).check_shape(extents(p.shape));
+  }
+}
+
+ImportedWeights load_hf_weights(Parameters& parameters, const SafetensorsModel& model, const std::string& folder,
+                                const PositionConfig& position, bool tied) {
+  check_hf_shapes(parameters, model, folder);
   ImportedWeights result;
   for (const std::string& name : stored_order(model)) {
     const Source source(model, name);

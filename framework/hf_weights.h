@@ -18,6 +18,9 @@ struct ImportedWeights {
   std::vector<std::string> left_out;  ///< tensors that only repeat what the configuration says (rotary_emb.inv_freq)
 };
 
+/// Names and shapes of `parameters` (which need not be allocated) against the tensors. Error: bad_data naming the tensor.
+void check_hf_shapes(const Parameters& parameters, const SafetensorsModel& model, const std::string& folder);
+
 /// Fills all values of `parameters` (allocated) from F32, F16 or BF16 tensors, exactly. Refused by name, as bad_data: tensors that
 /// are missing, unknown, of another shape or type, or not finite; with `tied` an lm_head.weight that differs from the embedding.
 ImportedWeights load_hf_weights(Parameters& parameters, const SafetensorsModel& model, const std::string& folder,

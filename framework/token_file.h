@@ -2,13 +2,13 @@
 // Token files: documents as token ids in HDF5, written by `capstan prepare`, read by hyperslab.
 //
 //   /tokens     [N] uint16 or uint32 (by vocabulary), documents one after the other, each as it is trained (with its
-//   BOS, if any) /documents  [n + 1] int64, offset of each document; last = N /words      [n] int64,
-//   whitespace-separated words of each document's text (for per-word perplexity) attributes: format =
-//   "capstan-tokens-1", vocabulary, bos (-1: none), end ("1,2"), tokenizer (name), tokenizer_hash (xxh3 of the model
-//   file, hex), source (text), checksum (xxh3 over the bytes of tokens, documents, words)
+//               BOS, if any)
+//   /documents  [n + 1] int64, offset of each document; last = N
+//   /words      [n] int64, words between white space of each document's text (for per-word perplexity)
+//   attributes: format = "capstan-tokens-1", vocabulary, bos (-1: none), end ("1,2"), tokenizer (name), tokenizer_hash
+//               (xxh3 of the model file, hex), source (text), checksum (xxh3 over the bytes of tokens, documents, words)
 //
-// Every document has at least one token. bos and end tell what the documents really carry, not what the tokenizer could
-// add.
+// Every document has at least one token. bos and end tell what the documents carry, not what the tokenizer could add.
 
 #include <cstdint>
 #include <memory>

@@ -46,12 +46,12 @@ template <int L, int R>
     for (int n = 0; n < N; ++n) *reinterpret_cast<V16*>(c + r * L + 16 * n) = sum[r][n];
 }
 
+/// All rows, four at a time: the last rows of an unfinished four are computed too, from whatever the arrays hold there.
 template <int L>
-[[gnu::always_inline]] inline void lanes_product(float* c, const float* a, std::int64_t row_step, std::int64_t depth_step, const float* x,
-                                                 std::int64_t rows, std::int64_t depth, bool accumulate) {
-  std::int64_t r = 0;
-  for (; r + 4 <= rows; r += 4) lanes_block<L, 4>(c + r * L, a + r * row_step, row_step, depth_step, x, depth, accumulate);
-  for (; r < rows; ++r) lanes_block<L, 1>(c + r * L, a + r * row_step, row_step, depth_step, x, depth, accumulate);
+[[gnu::always_inline]] inline void lanes_product(float* c, const float* a, std::int64_t row_step, std::int64_t depth_step,
+                                                 const float* x, std::int64_t rows, std::int64_t depth, bool accumulate) {
+  for (std::int64_t r = 0; r < rows; r += 4)
+    lanes_block<L, 4>(c + r * L, a + r * row_step, row_step, depth_step, x, depth, accumulate);
 }
 
 /// c[j][column] = Σ_lane p[j][lane] b[lane][column], R keys at a time.
@@ -68,19 +68,15 @@ template <int L, int R, class V>
   }
 }
 
-template <int L, class V>
-[[gnu::always_inline]] inline void keys_product(float* c, const float* p, const float* b, std::int64_t keys, std::int64_t columns) {
-  std::int64_t j = 0;
-  for (; j + 8 <= keys; j += 8) keys_block<L, 8, V>(c + j * columns, p + j * L, b, columns);
-  for (; j < keys; ++j) keys_block<L, 1, V>(c + j * columns, p + j * L, b, columns);
-}
-
+/// All keys, eight at a time, with the same remark.
 template <int L>
 [[gnu::always_inline]] inline void keys_product(float* c, const float* p, const float* b, std::int64_t keys, std::int64_t columns) {
-  if (columns == 8)
-    keys_product<L, V8>(c, p, b, keys, columns);
-  else
-    keys_product<L, V16>(c, p, b, keys, columns);
+  for (std::int64_t j = 0; j < keys; j += 8) {
+    if (columns == 8)
+      keys_block<L, 8, V8>(c + j * columns, p + j * L, b, columns);
+    else
+      keys_block<L, 8, V16>(c + j * columns, p + j * L, b, columns);
+  }
 }
 
 // ---- one call's arrays ---------------------------------------------------------------------------------------------------
@@ -411,9 +407,11 @@ template <int L>
   if (general) {
     cope_backward<L>(p, tile);
   } else if (p.queries.table) {
-    float* dtable = &p.dtable_t[p.last * L];
-    for (std::int64_t j = 0; j < tile.keys; ++j)
-      for (int lane = 0; lane < L; ++lane) dtable[lane] += d_logit[j * L + lane];
+    for (int n = 0; n < L; n += 16) {  // summed like `below` in cope_backward: the same bits
+      V16 sum = {};
+      for (std::int64_t j = 0; j < tile.keys; ++j) sum += lanes(d_logit + j * L + n);
+      lanes(&p.dtable_t[p.last * L + n]) += sum;
+    }
   }
   // dq += s d k (s when stored), dk += d (s q)
   lanes_product<L>(dq_t, p.k_tile.data(), 1, p.depth_p, d_logit, p.depth_p, tile.keys, true);

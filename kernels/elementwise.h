@@ -11,7 +11,7 @@ void scale(const View& y, double factor);
 void group_sum(const View& y, const View& x, double factor);
 /// x[t, h] = factor y[t, g(h)], the adjoint of group_sum.  x [T, H, D] overwrites; y [T, G, D].
 void group_spread(const View& x, const View& y, double factor);
-/// Columns [begin, begin + width) of the last axis: part [.., width] overwrites; whole [.., N].
+/// Columns [begin, begin + width) of the last axis, of any type: part [.., width] overwrites; whole [.., N].
 void take_columns(const View& part, const View& whole, std::int64_t begin);
 /// The same columns of whole overwritten with part.
 void put_columns(const View& whole, const View& part, std::int64_t begin);

@@ -3,6 +3,9 @@
 
 namespace capstan::kernels {
 
+// The bits of a result row of the first two depend on that row of x (or dy) and on w only: not on how many rows the call has, nor on
+// the row's place among them. See linear_cpu.cpp for what that takes.
+
 /// y = x wᵀ.  y [T, M] overwrites or adds to; x [T, K]; w [M, K].
 void linear_forward(const View& y, const View& x, const View& w, Into into = Into::overwrite);
 /// dx = dy w.  dx [T, K] overwrites or adds to; dy [T, M]; w [M, K].

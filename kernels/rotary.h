@@ -14,7 +14,7 @@ void rotary_phases(const View& z, const View& position, const std::vector<double
 
 /// y = x · z, complex product per f.  y [T, H, D] overwrites; x [T, H, D]; z [T, Gz, D].
 void rotary_forward(const View& y, const View& x, const View& z);
-/// dx = conj(z) · dy, overwrites (may be the same memory as dy when dz is absent);
+/// dx = conj(z) · dy, overwrites (may be the same memory as dy when dz is absent; then x may be absent too);
 /// dz[t, g] += Σ_{h in g} conj(x) · dy, adds to, or absent (RoPE).  dx, dy, x [T, H, D]; dz, z [T, Gz, D].
 void rotary_backward(const View& dx, const View& dz, const View& dy, const View& x, const View& z);
 

@@ -26,6 +26,8 @@ Command plan_command();
 Command perplexity_command();
 Command passkey_command();
 Command generate_command();
+Command import_command();
+Command export_command();
 Command inspect_command();
 
 /// The table, in the order of --help.

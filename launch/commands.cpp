@@ -49,6 +49,8 @@ std::vector<Command> commands() {
       perplexity_command(),
       passkey_command(),
       generate_command(),
+      import_command(),
+      export_command(),
       inspect_command(),
       help_options_command(),
   };

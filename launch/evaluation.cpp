@@ -10,7 +10,6 @@
 namespace capstan::launch {
 
 namespace fs = std::filesystem;
-using framework::Checkpoint;
 using kernels::Device;
 using kernels::DType;
 
@@ -48,13 +47,6 @@ framework::PositionConfig position_of(const Arguments& arguments, const framewor
   return recipe.position;
 }
 
-std::unique_ptr<framework::Tokenizer> tokenizer_of(const Checkpoint& checkpoint) {
-  const framework::CheckpointHeader& header = checkpoint.header();
-  if (header.tokenizer.empty()) return nullptr;
-  const std::string which = header.tokenizer == "bytes" ? header.tokenizer : checkpoint.folder() + "/" + header.tokenizer;
-  return framework::make_tokenizer(which, header.end_tokens);
-}
-
 }  // namespace
 
 EvaluatedModel load_evaluated_model(const Arguments& arguments, parallel::Communicator& world) {
@@ -65,27 +57,19 @@ EvaluatedModel load_evaluated_model(const Arguments& arguments, parallel::Commun
   EvaluatedModel loaded;
   loaded.tile = arguments.integer("tile");
   loaded.folder = framework::resolve_model_folder(arguments.text("model"));
-  const Checkpoint checkpoint = Checkpoint::open(loaded.folder);
   // The manifest holds the checksums of all other files.
   parallel::require_agreement(world, {{"binary", kernels::build_text()},
                                       {"model " + loaded.folder, framework::hex(framework::xxh3_of_file(loaded.folder + "/manifest.json"))}});
-  const framework::CheckpointHeader& header = checkpoint.header();
+  framework::PositionConfig position;
   std::string changes;
-  framework::ModelConfig model = header.model;
-  framework::PositionConfig position = position_of(arguments, header.position, changes);
-  framework::resolve_sizes(model, position);
-  loaded.name = loaded.folder + (changes.empty() ? "" : " with " + changes);
-  loaded.model = std::make_unique<framework::Model>(model, position);
-  framework::Parameters& parameters = loaded.model->parameters();
-  parameters.allocate(device, type, false, [](const std::string&) { return false; });
-  parameters.initialise(1, model.init_std);  // an encoding that the model was not trained with begins here
-  const std::vector<std::string> fresh = framework::load_values(parameters, checkpoint);
-  if (!fresh.empty() && world.rank() == 0)
-    std::fprintf(stderr, "note: %zu parameter(s) of the encoding %s are not in the model and keep their initial values (%s, …)\n", fresh.size(),
-                 position.kind.c_str(), fresh.front().c_str());
-  loaded.tokenizer = tokenizer_of(checkpoint);
-  loaded.bos = header.bos >= 0 || !loaded.tokenizer ? header.bos : loaded.tokenizer->bos();
-  loaded.ends = !header.end_tokens.empty() || !loaded.tokenizer ? header.end_tokens : loaded.tokenizer->end();
+  const bool changed = !arguments.recipe_options().empty();
+  if (changed) position = position_of(arguments, framework::Checkpoint::open(loaded.folder).header().position, changes);
+  framework::LoadedModel parts = framework::load_model(loaded.folder, device, type, changed ? &position : nullptr);
+  loaded.name = changed ? fmt::format("{} with {}", loaded.folder, changes) : loaded.folder;
+  loaded.model = std::move(parts.model);
+  loaded.tokenizer = std::move(parts.tokenizer);
+  loaded.bos = parts.header.bos >= 0 || !loaded.tokenizer ? parts.header.bos : loaded.tokenizer->bos();
+  loaded.ends = !parts.header.end_tokens.empty() || !loaded.tokenizer ? parts.header.end_tokens : loaded.tokenizer->end();
   return loaded;
 }
 

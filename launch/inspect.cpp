@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "framework/checkpoint.h"
 #include "framework/files.h"
 #include "framework/safetensors.h"
 #include "framework/token_file.h"
@@ -94,12 +95,52 @@ std::string describe_model(const std::string& folder) {
          config_lines(folder) + tensors;
 }
 
+std::string ids_text(const std::vector<std::int32_t>& ids) { return ids.empty() ? "none" : fmt::format("{}", fmt::join(ids, ", ")); }
+
+/// The options of [model] and [position] as a recipe writes them.
+std::string option_lines(const framework::CheckpointHeader& header) {
+  framework::Recipe recipe;
+  recipe.model = header.model;
+  recipe.position = header.position;
+  std::string result;
+  for (const auto& option : framework::options(recipe)) {
+    const bool shown = option.name.compare(0, 6, "model.") == 0 || option.name.compare(0, 9, "position.") == 0;
+    if (shown && !option.text().empty()) result += fmt::format("  {} = {}\n", option.name, framework::printable(option.text()));
+  }
+  return result;
+}
+
+/// A model folder, a checkpoint, or a run's newest. Opening verifies every file.
+std::string describe_checkpoint(const std::string& path) {
+  const auto checkpoint = framework::Checkpoint::open(framework::resolve_model_folder(path));
+  const auto& header = checkpoint.header();
+  std::int64_t count = 0;
+  std::string tensors;
+  for (const auto& tensor : checkpoint.tensors()) {
+    count += elements(tensor.shape);
+    tensors += fmt::format("  {:<6}{:<20}{}\n", tensor.dtype, shape_text(tensor.shape), tensor.name);
+  }
+  std::string result = fmt::format("{}: {}\n", checkpoint.folder(), header.recipe.empty() ? "imported model" : "checkpoint of a run");
+  const auto line = [&](const char* name, const std::string& value) { result += fmt::format("  {:<12}{}\n", name, value); };
+  line("step", fmt::format("{} ({} updates)", header.step, header.optimizer_steps));
+  line("parameters", fmt::format("{} in {} tensors", count, checkpoint.tensors().size()));
+  line("optimizer", checkpoint.has_optimizer() ? "moments are there" : "none");
+  line("tokenizer", header.tokenizer.empty() ? "none" : header.tokenizer);
+  line("bos", header.bos < 0 ? "none" : std::to_string(header.bos));
+  line("end", ids_text(header.end_tokens));
+  line("files", "verified against the manifest: sizes and checksums are right");
+  return result + option_lines(header) + tensors;
+}
+
 /// One kind of thing that can be inspected. The first that fits is taken.
 struct Kind {
   bool (*fits)(const std::string& path);
   std::string (*describe)(const std::string& path);
 };
 
+bool is_checkpoint(const std::string& path) {
+  return fs::is_directory(path) && (fs::exists(path + "/manifest.json") || fs::is_directory(path + "/checkpoints"));
+}
 bool is_model(const std::string& path) {
   return fs::is_directory(path) &&
          (fs::exists(path + "/model.safetensors") || fs::exists(path + "/model.safetensors.index.json"));
@@ -110,6 +151,7 @@ bool is_safetensors(const std::string& path) {
 bool is_other_file(const std::string& path) { return fs::is_regular_file(path); }
 
 constexpr Kind kinds[] = {
+    {is_checkpoint, describe_checkpoint},
     {is_model, describe_model},
     {is_safetensors, describe_safetensors},
     {is_other_file, describe_token_file},  // says itself if the file is none
@@ -124,7 +166,8 @@ ExitCode run_inspect(const Arguments& arguments, parallel::Communicator& world) 
   const auto kind = std::find_if(std::begin(kinds), std::end(kinds), [&](const Kind& one) { return one.fits(path); });
   if (kind == std::end(kinds))
     fail(ExitCode::bad_data,
-         "{}: holds no model (model.safetensors); name a model folder, a .safetensors file or a token file", path);
+         "{}: holds no model (manifest.json, model.safetensors); name a model folder, a checkpoint, a run, a .safetensors file or a token file",
+         path);
   std::fputs(kind->describe(path).c_str(), stdout);
   return ExitCode::done;
 }
@@ -134,8 +177,8 @@ ExitCode run_inspect(const Arguments& arguments, parallel::Communicator& world) 
 Command inspect_command() {
   Command command;
   command.syntax.command = "inspect";
-  command.syntax.summary = "Shows what a model or token file holds.";
-  command.syntax.positionals = {{"PATH", "model folder, .safetensors file or token file", true, false}};
+  command.syntax.summary = "Shows what a model, checkpoint, run or token file holds, and checks its files.";
+  command.syntax.positionals = {{"PATH", "model folder, checkpoint, run folder, .safetensors file or token file", true, false}};
   command.run = run_inspect;
   return command;
 }

@@ -39,5 +39,24 @@ build_jobs() {  # one compiler per core and per 2 GiB of memory
 local_ranks() {  # the environment of mpirun on one shared machine
   export OMP_NUM_THREADS=1 OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
   export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader,tcp
+  if [ ! -t 1 ]; then export TERM=dumb; fi  # mpirun gives its ranks a terminal even where it has none
   if [ "$(id -u)" -eq 0 ]; then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
+}
+
+recipe_data() {  # recipe_data CAPSTAN NAME...: makes what recipes name under runs/, where it is missing, from recipes/ beside it
+  local capstan=$1 name
+  shift
+  mkdir -p runs/data
+  for name in "$@"; do
+    case $name in
+      stories260K)
+        [ -d runs/stories260K ] || "$capstan" import recipes/models/stories260K --output runs/stories260K \
+          --tokenizer recipes/models/stories260K/tok512.model --end-token 1 ;;
+      stories-train | stories-heldout)
+        [ -f "runs/data/$name.h5" ] || "$capstan" prepare "recipes/data/$name.jsonl" --tokenizer runs/stories260K --output "runs/data/$name.h5" ;;
+      smoke)
+        [ -f runs/data/smoke.h5 ] || "$capstan" prepare recipes/data/stories-heldout.jsonl --tokenizer bytes --output runs/data/smoke.h5 ;;
+      *) echo "launch: no recipe data is called $name" >&2; return 2 ;;
+    esac
+  done
 }

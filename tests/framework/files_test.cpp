@@ -107,6 +107,7 @@ TEST(Text, PlainNamesStayInTheirFolder) {
 }
 
 TEST(Json, StrictCheck) {
+  const testing::WithoutTraps guard;
   check_json(R"({"a": [1, {"a": 2}], "b": {"a": null}})", "x");
   expect_parts(error_of(ExitCode::bad_data, [] { check_json(R"({"a": 1, "a": 2})", "x.json"); }),
                {"x.json", "'a'", "twice"});

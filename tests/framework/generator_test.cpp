@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "tests/framework/small_model.h"
@@ -66,8 +67,8 @@ TEST_P(CachedDecode, GoesOnPastTheAddedChunks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Encodings, CachedDecode, testing::Values("none", "rope", "cope", "rope+cope", "tape"),
-                         [](const auto& info) {
-                           std::string name = info.param;
+                         [](const auto& encoding) {
+                           std::string name = encoding.param;
                            std::replace(name.begin(), name.end(), '+', '_');
                            return name;
                          });

@@ -14,13 +14,14 @@ using namespace kernels;
 TEST(AdamW, FirstStepHandSized) {
   for (const Device device : {Device::ref, Device::cpu}) {
     // After one step m̂ = g and v̂ = g², so w -= lr (sign(g) + weight_decay w).
-    const Tensor w = tensor_of({3}, DType::f32, device, {1, 2, 4}), g = tensor_of({3}, DType::f32, device, {0.5, -3, 0});
+    const Tensor w = tensor_of({3}, DType::f32, device, {1, 2, 4}), g = tensor_of({3}, DType::f32, device, {0.5, -3, 1});
     const Tensor m = zeros_like(w), v = zeros_like(w);
     adamw_step(w, m, v, g, {.lr = 0.125, .beta1 = 0.5, .beta2 = 0.75, .eps = 0, .weight_decay = 0.25, .step = 1});
     EXPECT_FLOAT_EQ(w.as<float>()[0], 1 - 0.125f * (1 + 0.25f));
     EXPECT_FLOAT_EQ(w.as<float>()[1], 2 - 0.125f * (-1 + 0.5f));
-    EXPECT_EQ(values_of(m), (std::vector<double>{0.25, -1.5, 0}));
-    EXPECT_EQ(values_of(v), (std::vector<double>{0.0625, 2.25, 0}));
+    EXPECT_FLOAT_EQ(w.as<float>()[2], 4 - 0.125f * (1 + 1));
+    EXPECT_EQ(values_of(m), (std::vector<double>{0.25, -1.5, 0.5}));
+    EXPECT_EQ(values_of(v), (std::vector<double>{0.0625, 2.25, 0.25}));
     EXPECT_THROW(adamw_step(w, m, v, g, {0.1, 0.9, 0.99, 1e-8, 0, 0}), Error);
   }
 }

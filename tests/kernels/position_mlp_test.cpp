@@ -64,7 +64,6 @@ TEST(PositionMlp, GradientsMatchDifferences) {
                  });
 }
 
-/// The largest error of the cpu and its bound; the bound's naive f32 implementation is the cpu's chain of sums in plain loops.
 TEST(PositionMlp, CpuAccuracy) {
   for (const auto& [T, G, D, I] : {std::tuple<int, int, int, int>{7, 3, 22, 12}, {130, 4, 64, 16}, {5, 1, 2, 4}}) {
     const Results exact = run(inputs(DType::f64, Device::ref, T, G, D, I)), f32 = run(inputs(DType::f32, Device::ref, T, G, D, I));

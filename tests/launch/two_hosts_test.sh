@@ -2,10 +2,12 @@
 # two_hosts_test.sh CAPSTAN: 2 simulated hosts x 2 ranks train as 4 local ranks do. Exit code 77: not run (no namespaces here).
 set -euo pipefail
 capstan=$(realpath "${1:?the program}")
-root=$(cd "$(dirname "$0")/../.." && pwd)
+. "$(dirname "$0")/../../launch/setup.sh"
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-cd "$root"
+cd "$folder"
+ln -s "$root/recipes" recipes
+local_ranks
 
 "$root/launch/two_hosts" --timeout 120 bash -c 'cat /proc/sys/kernel/hostname' > "$folder/hosts" 2> "$folder/why" || {
   status=$?
@@ -15,13 +17,14 @@ cd "$root"
 }
 [ "$(sort -u "$folder/hosts" | wc -l)" -eq 2 ] || { echo "not two host names:"; cat "$folder/hosts"; exit 1; }
 
-"$root/launch/two_hosts" --timeout 120 "$capstan" train recipes/smoke.cfg --run "$folder/hosts-run"
-mpirun --timeout 120 -n 4 "$capstan" train recipes/smoke.cfg --run "$folder/local-run"
+recipe_data "$capstan" smoke
+"$root/launch/two_hosts" --timeout 120 "$capstan" train recipes/smoke.cfg --run hosts-run
+mpirun --timeout 120 -n 4 "$capstan" train recipes/smoke.cfg --run local-run
 
 losses() {
   grep -o '"loss": *[-+0-9.eE]*' "$1/metrics.jsonl" || { echo "$1/metrics.jsonl: no losses" >&2; return 1; }
 }
-losses "$folder/hosts-run" > "$folder/hosts-losses"
-losses "$folder/local-run" > "$folder/local-losses"
-diff "$folder/hosts-losses" "$folder/local-losses" || { echo "losses differ between 2 hosts and 1"; exit 1; }
-echo "$(wc -l < "$folder/hosts-losses") losses are equal"
+losses hosts-run > hosts-losses
+losses local-run > local-losses
+diff hosts-losses local-losses || { echo "losses differ between 2 hosts and 1"; exit 1; }
+echo "$(wc -l < hosts-losses) losses are equal"

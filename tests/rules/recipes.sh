@@ -1,8 +1,14 @@
 #!/usr/bin/env bash
-# recipes.sh CAPSTAN: every recipe passes `capstan plan`.
+# recipes.sh CAPSTAN: every recipe passes `capstan plan`, with the data that it names in place.
 . "$(dirname "$0")/common.sh"
-capstan=${1:?the program}
+capstan=$(realpath "${1:?the program}")
+. launch/setup.sh
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder" || exit
+ln -s "$root/recipes" recipes
+recipe_data "$capstan" stories260K stories-train stories-heldout smoke > "$folder/log" 2>&1 || { cat "$folder/log"; exit 1; }
+
 for recipe in recipes/*.cfg; do
-  [ -f "$recipe" ] || continue
-  answer=$("$capstan" plan "$recipe" --ranks 1 2>&1 < /dev/null) || echo "$recipe:1: plan fails: $(tail -1 <<< "$answer")"
+  answer=$("$capstan" plan "$recipe" --ranks 1 2>&1 < /dev/null) || echo "$recipe:1: plan fails: $(tail -n 1 <<< "$answer")"
 done | verdict recipes

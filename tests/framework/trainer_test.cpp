@@ -1,0 +1,311 @@
+// The training loop: loss contract over rank grids, optimizer sharding, resume.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <mutex>
+
+#include "framework/files.h"
+#include "framework/random.h"
+#include "framework/trainer.h"
+#include "tests/framework/test_folder.h"
+#include "tests/support/ranks.h"
+#include "tests/support/tensors.h"
+
+namespace capstan::tests {
+namespace {
+
+using framework::Optimizer;
+using framework::Recipe;
+using framework::Trainer;
+
+/// A token file of random documents under a fixed name: every process writes the same bytes, and writing is by rename.
+std::string random_token_file() {
+  static const std::string path = [] {
+    const std::string name = (std::filesystem::path(::testing::TempDir()) / "capstan-trainer-test.h5").string();
+    std::vector<framework::TokenDocument> documents;
+    for (std::uint64_t d = 0; d < 60; ++d) {
+      framework::TokenDocument document;
+      const std::int64_t length = 1 + framework::random_below(9, 1, d, 40);
+      for (std::int64_t t = 0; t < length; ++t)  // skewed, so that there is something to learn
+        document.ids.push_back(std::int32_t(framework::random_below(9, 2 + d, std::uint64_t(t), 5) * framework::random_below(9, 99 + d, std::uint64_t(t), 4)));
+      documents.push_back(document);
+    }
+    framework::TokenFileInfo info;
+    info.vocabulary = 17;
+    info.tokenizer = "test";
+    framework::write_token_file(name, documents, info);
+    return name;
+  }();
+  return path;
+}
+
+Recipe tiny_recipe(const std::string& kind) {
+  Recipe r;
+  r.model.hidden_size = 16;
+  r.model.mlp_size = 20;
+  r.model.layers = 2;
+  r.model.heads = 4;
+  r.model.kv_heads = 2;
+  r.model.init_std = 0.2;
+  r.model.max_length = 48;
+  r.position.kind = kind;
+  r.position.cope_positions = 6;
+  r.data.train = random_token_file();
+  r.data.context = 48;
+  r.train.sequences = 4;
+  r.train.steps = 20;
+  r.train.tile = 4;
+  r.train.device = "ref";
+  r.train.precision = "f64";
+  r.optimizer.kind = "sgd";
+  r.optimizer.lr = 0.2;
+  r.optimizer.clip = 0;
+  r.schedule.kind = "constant";
+  return r;
+}
+
+struct Trace {
+  std::vector<double> losses, norms, weights;
+  std::vector<std::string> samples;
+};
+
+Trace train(Trainer& trainer, int steps) {
+  Trace trace;
+  for (int i = 0; i < steps; ++i) {
+    const framework::StepResult result = trainer.train_step();
+    trace.losses.push_back(result.loss);
+    trace.norms.push_back(result.gradient_norm);
+    trace.samples.insert(trace.samples.end(), result.samples.begin(), result.samples.end());
+  }
+  trace.weights = values_of(trainer.model().parameters().trainable_values());
+  trace.weights.resize(std::size_t(trainer.model().parameters().trainable_elements()));
+  return trace;
+}
+
+Trace train_alone(const Recipe& recipe, int steps, bool reversed = false) {
+  const auto self = parallel::make_self_communicator();
+  Trainer trainer(recipe, *self);
+  if (reversed) trainer.reverse_micro_batches();
+  return train(trainer, steps);
+}
+
+double distance(const std::vector<double>& a, const std::vector<double>& b) {
+  double sum = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) sum += (a[i] - b[i]) * (a[i] - b[i]);
+  return std::sqrt(sum);
+}
+
+double norm(const std::vector<double>& a) { return distance(a, std::vector<double>(a.size(), 0.0)); }
+
+class TrainerOverRanks : public ::testing::TestWithParam<std::string> {};
+
+/// Three steps of plain SGD: Adam would hide a wrong scale. Every split data × ring gives what one rank gives, in f64 to 1e-10.
+TEST_P(TrainerOverRanks, ThreeSgdStepsEqualOneRankForEverySplit) {
+  for (const std::string documents : {"separate", "joined"}) {
+    Recipe recipe = tiny_recipe(GetParam());
+    recipe.data.documents = documents;
+    recipe.train.micro_batch = 2;
+    const Trace expected = train_alone(recipe, 3);
+    for_rank_counts({1, 2, 3, 4, 8}, [&](parallel::Communicator& world) {
+      for (int ring = 1; ring <= world.size(); ++ring) {
+        if (world.size() % ring != 0) continue;
+        Recipe split = recipe;
+        split.grid.ring = ring;
+        Trainer trainer(split, world);
+        const Trace got = train(trainer, 3);
+        EXPECT_EQ(got.samples, expected.samples);
+        for (std::size_t i = 0; i < 3; ++i) {
+          EXPECT_NEAR(got.losses[i], expected.losses[i], 1e-10 * expected.losses[i]) << documents << " ring " << ring << " step " << i;
+          EXPECT_NEAR(got.norms[i], expected.norms[i], 1e-10 * expected.norms[i]) << documents << " ring " << ring << " step " << i;
+        }
+        EXPECT_LE(distance(got.weights, expected.weights), 1e-10 * norm(expected.weights)) << documents << " ring " << ring;
+      }
+    });
+  }
+}
+
+/// f32: 20 AdamW steps on any ranks stay within twice the spread of two one-rank runs whose micro-batches come in reverse order.
+TEST_P(TrainerOverRanks, F32LossesStayWithinTwiceTheSpreadOfOneRank) {
+  Recipe recipe = tiny_recipe(GetParam());
+  recipe.train.device = "cpu";
+  recipe.train.precision = "f32";
+  recipe.train.tile = 16;
+  recipe.optimizer.kind = "adamw";
+  recipe.optimizer.lr = 0.01;
+  const Trace forward = train_alone(recipe, 20), reverse = train_alone(recipe, 20, true);
+  double spread = 0;
+  for (std::size_t i = 0; i < 20; ++i) spread = std::max(spread, std::abs(forward.losses[i] - reverse.losses[i]));
+  EXPECT_GT(spread, 0);
+  for_rank_counts({2, 3, 4}, [&](parallel::Communicator& world) {
+    for (int ring = 1; ring <= world.size(); ++ring) {
+      if (world.size() % ring != 0) continue;
+      Recipe split = recipe;
+      split.grid.ring = ring;
+      Trainer trainer(split, world);
+      const Trace got = train(trainer, 20);
+      for (std::size_t i = 0; i < 20; ++i)
+        EXPECT_LE(std::abs(got.losses[i] - forward.losses[i]), 2 * spread) << "ring " << ring << " step " << i;
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Encodings, TrainerOverRanks, ::testing::Values("none", "rope", "cope", "rope+cope", "tape"),
+                         [](const auto& kind) { return kind.param == "rope+cope" ? std::string("rope_cope") : kind.param; });
+
+/// Accumulation, micro-batch size and recompute never change N or, beyond rounding, the result.
+TEST(Trainer, MicroBatchAndRecomputeDoNotChangeTheStep) {
+  const Recipe recipe = tiny_recipe("rope+cope");
+  const Trace expected = train_alone(recipe, 3);
+  for (const std::int64_t micro : {1, 2, 3, 4})
+    for (const std::string recompute : {"none", "block", "block_full"}) {
+      Recipe other = recipe;
+      other.train.micro_batch = micro;
+      other.train.recompute = recompute;
+      const Trace got = train_alone(other, 3);
+      EXPECT_LE(distance(got.weights, expected.weights), 1e-12 * norm(expected.weights)) << micro << recompute;
+      if (micro == 1) { EXPECT_EQ(got.weights, expected.weights) << recompute; }
+    }
+}
+
+TEST(Trainer, FrozenParametersKeepTheirValues) {
+  Recipe recipe = tiny_recipe("rope");
+  recipe.train.trainable = "*.mlp.*,model.norm.weight";
+  recipe.train.frozen = "*.layers.1.*";
+  const auto self = parallel::make_self_communicator();
+  Trainer trainer(recipe, *self);
+  std::map<std::string, std::vector<double>> before;
+  for (const auto& p : trainer.model().parameters().all()) before[p.name] = values_of(p.value);
+  train(trainer, 2);
+  for (const auto& p : trainer.model().parameters().all()) {
+    const bool trains = p.name == "model.norm.weight" || p.name.find("layers.0.mlp") != std::string::npos;
+    EXPECT_EQ(values_of(p.value) != before[p.name], trains) << p.name;
+    EXPECT_EQ(bool(p.grad), trains) << p.name;
+  }
+}
+
+/// A new folder that all ranks know.
+std::string shared_folder(parallel::Communicator& world) {
+  static int counter = 0;
+  std::string name;
+  if (world.rank() == 0) {
+    name = (std::filesystem::path(::testing::TempDir()) / fmt::format("capstan-run-{}-{}", getpid(), counter++)).string();
+    std::filesystem::create_directories(name + "/checkpoints");
+  }
+  return world.broadcast(name, 0);
+}
+
+/// Stop and go on against the unbroken run, on the same ranks: weights, moments, losses and samples bit for bit.
+TEST(TrainerResume, SameRanksAreBitExact) {
+  for_rank_counts({1, 2, 3, 4}, [&](parallel::Communicator& world) {
+    Recipe recipe = tiny_recipe("tape");
+    recipe.train.device = "cpu";
+    recipe.train.precision = "f32";
+    recipe.train.tile = 16;
+    recipe.optimizer.kind = "adamw";
+    Trainer unbroken(recipe, world);
+    const Trace all = train(unbroken, 8);
+    const std::string run = shared_folder(world);
+    const std::string folder = run + "/checkpoints";
+    {
+      Trainer first(recipe, world);
+      train(first, 5);
+      first.save(folder);
+    }
+    Trainer second(recipe, world);
+    second.load(framework::Checkpoint::open(world.broadcast(framework::newest_checkpoint(run), 0)));
+    EXPECT_EQ(second.step(), 5);
+    const Trace rest = train(second, 3);
+    EXPECT_EQ(rest.losses, std::vector<double>(all.losses.begin() + 5, all.losses.end()));
+    EXPECT_EQ(rest.weights, all.weights);
+    EXPECT_EQ(rest.samples, std::vector<std::string>(all.samples.begin() + 20, all.samples.end()));
+    EXPECT_TRUE(same_bits(second.optimizer().m(), unbroken.optimizer().m()));
+    EXPECT_TRUE(same_bits(second.optimizer().v(), unbroken.optimizer().v()));
+    world.barrier();
+    if (world.rank() == 0) std::filesystem::remove_all(run);
+  });
+}
+
+/// The moments of all ranks in the order of the trainable buffer.
+std::vector<double> gathered(parallel::Communicator& world, Trainer& trainer, const kernels::View& shard_values, std::int64_t begin) {
+  kernels::Tensor all({trainer.model().parameters().trainable_elements()}, shard_values.type(), kernels::Device::ref);
+  if (shard_values.elements() > 0) all.view().rows(begin, begin + shard_values.elements()).copy_from(shard_values);
+  world.all_reduce(all);  // others add exact zeros
+  return values_of(all);
+}
+
+/// A checkpoint of two ranks goes on with 1, 3 and 4: values and moments byte-equal, the same samples, losses as f32 allows.
+TEST(TrainerResume, OtherRanksGetTheSameState) {
+  Recipe recipe = tiny_recipe("rope+cope");
+  recipe.train.device = "cpu";
+  recipe.train.precision = "f32";
+  recipe.train.tile = 16;
+  recipe.optimizer.kind = "adamw";
+  const std::string run = (std::filesystem::path(::testing::TempDir()) / fmt::format("capstan-other-ranks-{}", getpid())).string();
+  if (under_mpi()) GTEST_SKIP() << "changes the number of ranks";
+  Trace all;
+  std::vector<double> weights, m, v;
+  parallel::run_on_threads(2, [&](parallel::Communicator& world) {
+    Trainer trainer(recipe, world);
+    train(trainer, 5);
+    trainer.save(run + "/checkpoints");
+    const Optimizer& optimizer = trainer.optimizer();
+    const std::vector<double> my_m = gathered(world, trainer, optimizer.m(), optimizer.shard().begin);
+    const std::vector<double> my_v = gathered(world, trainer, optimizer.v(), optimizer.shard().begin);
+    const std::vector<double> values = values_of(trainer.model().parameters().trainable_values().rows(0, std::int64_t(my_m.size())));
+    const Trace rest = train(trainer, 3);
+    if (world.rank() != 0) return;
+    all = rest;
+    weights = values;
+    m = my_m;
+    v = my_v;
+  });
+  for_rank_counts({1, 3, 4}, [&](parallel::Communicator& world) {
+    Trainer trainer(recipe, world);
+    trainer.load(framework::Checkpoint::open(framework::newest_checkpoint(run)));
+    const Optimizer& optimizer = trainer.optimizer();
+    EXPECT_EQ(gathered(world, trainer, optimizer.m(), optimizer.shard().begin), m);
+    EXPECT_EQ(gathered(world, trainer, optimizer.v(), optimizer.shard().begin), v);
+    EXPECT_EQ(values_of(trainer.model().parameters().trainable_values().rows(0, std::int64_t(m.size()))), weights);
+    const Trace rest = train(trainer, 3);
+    EXPECT_EQ(rest.samples, all.samples);
+    for (std::size_t i = 0; i < 3; ++i) EXPECT_NEAR(rest.losses[i], all.losses[i], 1e-5 * all.losses[i]);
+  });
+  std::filesystem::remove_all(run);
+}
+
+TEST(Trainer, TooFewTokensNameBothNumbers) {
+  Recipe recipe = tiny_recipe("rope");
+  recipe.train.sequences = 1000;
+  const auto self = parallel::make_self_communicator();
+  try {
+    Trainer trainer(recipe, *self);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::bad_data);
+    EXPECT_NE(std::string(error.what()).find("train.sequences = 1000"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Schedule, FractionsAtTheEdges) {
+  framework::ScheduleConfig s;
+  s.kind = "trapezoid";
+  s.warmup = 4;
+  s.cooldown = 3;
+  s.final = 0;
+  EXPECT_DOUBLE_EQ(framework::schedule_fraction(s, 0, 20), 0.25);
+  EXPECT_DOUBLE_EQ(framework::schedule_fraction(s, 3, 20), 1);
+  EXPECT_DOUBLE_EQ(framework::schedule_fraction(s, 16, 20), 1);
+  EXPECT_DOUBLE_EQ(framework::schedule_fraction(s, 17, 20), 0.75);
+  EXPECT_DOUBLE_EQ(framework::schedule_fraction(s, 19, 20), 0.25);
+  s.kind = "cosine";
+  s.final = 0.1;
+  EXPECT_DOUBLE_EQ(framework::schedule_fraction(s, 4, 20), 1);
+  EXPECT_NEAR(framework::schedule_fraction(s, 19, 20), 0.1, 1e-15);
+  s.kind = "constant";
+  EXPECT_DOUBLE_EQ(framework::schedule_fraction(s, 19, 20), 1);
+}
+
+}  // namespace
+}  // namespace capstan::tests
