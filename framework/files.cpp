@@ -128,6 +128,8 @@ std::string read_file(const std::string& path, std::int64_t limit) {
 }
 
 void write_atomically(const std::string& path, const std::function<void(const std::string& temporary)>& write) {
+  std::error_code ignored;  // if the folder cannot be made, opening the file says so
+  std::filesystem::create_directories(folder_of(path), ignored);
   const std::string temporary = temporary_name(path);
   try {
     write(temporary);

@@ -13,7 +13,7 @@ namespace capstan::framework {
 
 /// Errors: io; bad_data over the limit.
 std::string read_file(const std::string& path, std::int64_t limit = std::int64_t(1) << 40);
-/// Calls write(temporary path) in the same folder, fsyncs the file, renames it to `path`, fsyncs the folder; removes
+/// Makes the folder if need be, calls write(temporary path) in it, fsyncs the file, renames it to `path`, fsyncs the folder; removes
 /// the temporary on failure. So `path` is either as it was before or complete.
 void write_atomically(const std::string& path, const std::function<void(const std::string& temporary)>& write);
 void write_text_atomically(const std::string& path, const std::string& text);

@@ -20,7 +20,8 @@ struct OwnedRows {
 
 OwnedRows rows_at(const std::vector<std::int64_t>& index, Device device) {
   const Shape shape{1, std::int64_t(index.size())};
-  OwnedRows rows{Tensor(shape, DType::i64, device), Tensor(shape, DType::i64, device), Tensor(shape, DType::i64, device)};
+  OwnedRows rows{Tensor(shape, DType::i64, device), Tensor(shape, DType::i64, device),
+                 Tensor(shape, DType::i64, device)};
   std::copy(index.begin(), index.end(), rows.index.as<std::int64_t>());
   std::copy(index.begin(), index.end(), rows.position.as<std::int64_t>());
   return rows;
@@ -46,9 +47,11 @@ View Generator::prefill(const std::vector<std::int32_t>& prompt, std::int64_t to
   const std::vector<std::int64_t> index = layout.local_index(ring_.rank());
   const OwnedRows rows = rows_at(index, device);
   Tensor tokens({1, std::int64_t(index.size())}, DType::i32, device);
-  for (std::size_t t = 0; t < index.size(); ++t) tokens.as<std::int32_t>()[t] = prompt[static_cast<std::size_t>(index[t])];
+  for (std::size_t t = 0; t < index.size(); ++t)
+    tokens.as<std::int32_t>()[t] = prompt[static_cast<std::size_t>(index[t])];
   SequenceContext context{1, std::int64_t(index.size()), rows.rows(), {}, nullptr, tile_};
-  context.attend = [&](int layer, const RingInputs& in, const kernels::AttentionSettings& settings, kernels::AttentionStats* stats) {
+  context.attend = [&](int layer, const RingInputs& in, const kernels::AttentionSettings& settings,
+                       kernels::AttentionStats* stats) {
     CAPSTAN_CHECK(layer == int(caches_.size()), "layer {} after {} layers", layer, caches_.size());
     caches_.emplace_back(*layout_, ring_.rank(), in);
     return ring_attention_forward(ring, in, settings, stats);
@@ -71,7 +74,8 @@ View Generator::step(std::int32_t token) {
   Tensor tokens({1, 1}, DType::i32, device);
   tokens.as<std::int32_t>()[0] = token;
   SequenceContext context{1, 1, rows.rows(), {}, nullptr, tile_};
-  context.attend = [&](int layer, const RingInputs& in, const kernels::AttentionSettings& settings, kernels::AttentionStats* stats) {
+  context.attend = [&](int layer, const RingInputs& in, const kernels::AttentionSettings& settings,
+                       kernels::AttentionStats* stats) {
     parallel::KeyCache& cache = caches_.at(static_cast<std::size_t>(layer));
     cache.append(*layout_, in);  // first, because a token sees itself
     return decode_attention(ring_, *layout_, cache, in, settings, stats);
@@ -86,13 +90,16 @@ std::int32_t choose_token(const View& logits, const Sampling& sampling, std::int
     const Real* x = logits.as<Real>();
     const std::int64_t n = logits.elements();
     for (std::int64_t i = 0; i < n; ++i)
-      if (!std::isfinite(x[i])) fail(ExitCode::bad_data, "the model's logit of token {} at position {} is {}; its weights are damaged", i, position, x[i]);
+      if (!std::isfinite(x[i]))
+        fail(ExitCode::bad_data, "the model's logit of token {} at position {} is {}; its weights are damaged", i,
+             position, x[i]);
     const std::int64_t best = std::max_element(x, x + n) - x;  // the first of equals
     chosen = std::int32_t(best);
     if (sampling.temperature <= 0) return;
     std::vector<double> weight(static_cast<std::size_t>(n));
     double sum = 0;
-    for (std::int64_t i = 0; i < n; ++i) sum += weight[i] = std::exp((double(x[i]) - double(x[best])) / sampling.temperature);
+    for (std::int64_t i = 0; i < n; ++i)
+      sum += weight[i] = std::exp((double(x[i]) - double(x[best])) / sampling.temperature);
     // One stream a document, one draw a position.
     const std::uint64_t stream = stream_of("sampling") ^ std::uint64_t(document);
     double left = random_uniform(sampling.seed, stream, std::uint64_t(position)) * sum;
@@ -106,8 +113,8 @@ std::int32_t choose_token(const View& logits, const Sampling& sampling, std::int
   return chosen;
 }
 
-Generated generate_tokens(Generator& generator, const std::vector<std::int32_t>& prompt, std::int64_t tokens, const std::vector<std::int32_t>& ends,
-                          const Sampling& sampling, std::int64_t document) {
+Generated generate_tokens(Generator& generator, const std::vector<std::int32_t>& prompt, std::int64_t tokens,
+                          const std::vector<std::int32_t>& ends, const Sampling& sampling, std::int64_t document) {
   Generated out;
   if (tokens <= 0) return out;
   const std::int64_t length = std::int64_t(prompt.size());
@@ -155,16 +162,19 @@ GeneratedDocuments generate_documents(Model& model, const parallel::ProcessGrid&
   Generator generator(model, *grid.ring, options.tile);
   GeneratedDocuments out;
   std::int64_t next = 0, kept = 0;
-  // Rounds of as many numbers as are still missing: which numbers are tried depends on the documents only, not on the ranks.
+  // Rounds of as many numbers as are still missing: which numbers are tried depends on the documents only, not on the
+  // ranks.
   while (kept < options.documents) {
     const std::int64_t begin = next, end = begin + options.documents - kept;
     if (end > most_tries * options.documents)
-      fail(ExitCode::config, "only {} of {} documents reached an end token within {} tokens; allow more with --max-tokens", kept, begin,
+      fail(ExitCode::config,
+           "only {} of {} documents reached an end token within {} tokens; allow more with --max-tokens", kept, begin,
            options.max_tokens);
     std::string mine;
     for (std::int64_t number = begin; number < end; ++number) {
       if (number % grid.data_size != grid.data_rank) continue;
-      mine += text_of(number, generate_tokens(generator, {options.bos}, options.max_tokens, options.ends, options.sampling, number));
+      mine += text_of(number, generate_tokens(generator, {options.bos}, options.max_tokens, options.ends,
+                                              options.sampling, number));
       if (options.progress && grid.world.rank() == 0) options.progress(kept + number - begin + 1, options.documents);
     }
     for (Generated& made : merge(grid.data->all_gather(mine), begin, end)) {

@@ -14,14 +14,14 @@
 
 namespace capstan::framework {
 
-/// The cache of one sequence and the model that fills it. All ranks of the ring call the same members in the same order and get
-/// the same bits.
+/// The cache of one sequence and the model that fills it. All ranks of the ring call the same members in the same order
+/// and get the same bits.
 class Generator {
  public:
   Generator(Model& model, parallel::Communicator& ring, std::int64_t tile) : model_(model), ring_(ring), tile_(tile) {}
 
-  /// Begins a new sequence with at least one token. total_length: prompt and all tokens to come, for scalings that depend on it
-  /// (a declared position.length goes before). Returns the logits [V] of the token after the prompt.
+  /// Begins a new sequence with at least one token. total_length: prompt and all tokens to come, for scalings that
+  /// depend on it (a declared position.length goes before). Returns the logits [V] of the token after the prompt.
   View prefill(const std::vector<std::int32_t>& prompt, std::int64_t total_length);
   /// Appends one token. Returns the logits [V] of the next one.
   View step(std::int32_t token);
@@ -46,8 +46,8 @@ struct Sampling {
   std::uint64_t seed = 0;
 };
 
-/// logits [V]. Greedy: the largest, the lowest id among equals. Otherwise softmax(logits / temperature), drawn by a pure function of
-/// (seed, document, position). Error (bad_data): logits that are not finite.
+/// logits [V]. Greedy: the largest, the lowest id among equals. Otherwise softmax(logits / temperature), drawn by a
+/// pure function of (seed, document, position). Error (bad_data): logits that are not finite.
 std::int32_t choose_token(const View& logits, const Sampling& sampling, std::int64_t document, std::int64_t position);
 
 struct Generated {
@@ -56,8 +56,8 @@ struct Generated {
 };
 
 /// Up to `tokens` new tokens after the prompt; stops after one of `ends`.
-Generated generate_tokens(Generator& generator, const std::vector<std::int32_t>& prompt, std::int64_t tokens, const std::vector<std::int32_t>& ends,
-                          const Sampling& sampling, std::int64_t document = 0);
+Generated generate_tokens(Generator& generator, const std::vector<std::int32_t>& prompt, std::int64_t tokens,
+                          const std::vector<std::int32_t>& ends, const Sampling& sampling, std::int64_t document = 0);
 
 struct DocumentOptions {
   std::int64_t documents = 1;   ///< how many whole ones are wanted
@@ -66,18 +66,20 @@ struct DocumentOptions {
   std::vector<std::int32_t> ends;
   Sampling sampling;
   std::int64_t tile = 64;
-  std::function<void(std::int64_t made, std::int64_t wanted)> progress;  ///< on world rank 0, now and then; may be empty
+  std::function<void(std::int64_t made, std::int64_t wanted)>
+      progress;  ///< on world rank 0, now and then; may be empty
 };
 
 struct GeneratedDocuments {
-  std::vector<std::vector<std::int32_t>> documents;  ///< without BOS and end token, in order of their numbers, on every rank
-  std::int64_t unfinished = 0;                       ///< dropped among the numbers before the last one kept
-  std::int64_t empty = 0;                            ///< dropped: ended at once
-  std::int64_t tokens = 0;                           ///< of the kept ones, with BOS and end token
+  std::vector<std::vector<std::int32_t>>
+      documents;                ///< without BOS and end token, in order of their numbers, on every rank
+  std::int64_t unfinished = 0;  ///< dropped among the numbers before the last one kept
+  std::int64_t empty = 0;       ///< dropped: ended at once
+  std::int64_t tokens = 0;      ///< of the kept ones, with BOS and end token
 };
 
-/// Documents from BOS to an end token. Number i is made by data rank i mod data and depends on (model, seed, i) only; the first
-/// `documents` numbers that end within max_tokens are kept. Error (config): almost none of them ends.
+/// Documents from BOS to an end token. Number i is made by data rank i mod data and depends on (model, seed, i) only;
+/// the first `documents` numbers that end within max_tokens are kept. Error (config): almost none of them ends.
 GeneratedDocuments generate_documents(Model& model, const parallel::ProcessGrid& grid, const DocumentOptions& options);
 
 }  // namespace capstan::framework

@@ -8,7 +8,9 @@ namespace capstan::framework {
 
 namespace {
 
-std::int64_t stride_of(const PerplexityOptions& options) { return options.stride ? options.stride : std::max<std::int64_t>(1, options.window / 2); }
+std::int64_t stride_of(const PerplexityOptions& options) {
+  return options.stride ? options.stride : std::max<std::int64_t>(1, options.window / 2);
+}
 
 /// The windows of one stream: tokens [begin, end) of the file.
 void add_windows(std::vector<Window>& windows, std::int64_t begin, std::int64_t end, const PerplexityOptions& options) {
@@ -20,7 +22,8 @@ void add_windows(std::vector<Window>& windows, std::int64_t begin, std::int64_t 
   std::int64_t counted = 0;  // predictions [0, counted) are done
   for (std::int64_t at = 0; counted < predictions; at += stride) {
     const std::int64_t stop = std::min(at + length, predictions);
-    const std::int64_t start = std::max<std::int64_t>(0, stop - length);  // the last one reaches back for a full context
+    const std::int64_t start =
+        std::max<std::int64_t>(0, stop - length);  // the last one reaches back for a full context
     windows.push_back({begin + start, stop - start, counted - start});
     counted = stop;
   }
@@ -35,15 +38,20 @@ std::vector<double> window_nll(Model& model, parallel::Communicator& ring, const
   const std::vector<std::int32_t> ids = data.read(window.begin, window.begin + window.length + 1);
   for (std::size_t i = 0; i < ids.size(); ++i)
     if (ids[i] >= model.config().vocabulary)
-      fail(ExitCode::bad_data, "{}: token {} is id {}; the model knows ids 0 to {}; prepare the file with the model's tokenizer", data.path(),
-           window.begin + std::int64_t(i), ids[i], model.config().vocabulary - 1);
+      fail(ExitCode::bad_data,
+           "{}: token {} is id {}; the model knows ids 0 to {}; prepare the file with the model's tokenizer",
+           data.path(), window.begin + std::int64_t(i), ids[i], model.config().vocabulary - 1);
 
   const auto layout = parallel::SequenceLayout::contiguous(window.length, ring.size(), options.tile);
   const std::vector<std::int64_t> index = layout.local_index(ring.rank());
   const Device device = model.parameters().all().front().value.device();
   const Shape shape{1, std::int64_t(index.size())};
-  Batch batch{window.length, model.position().length ? model.position().length : options.window, Tensor(shape, DType::i32, device),
-              Tensor(shape, DType::i32, device), Tensor(shape, DType::i64, device), Tensor(shape, DType::i64, device),
+  Batch batch{window.length,
+              model.position().length ? model.position().length : options.window,
+              Tensor(shape, DType::i32, device),
+              Tensor(shape, DType::i32, device),
+              Tensor(shape, DType::i64, device),
+              Tensor(shape, DType::i64, device),
               Tensor(shape, DType::i64, device)};
   for (std::size_t t = 0; t < index.size(); ++t) {
     const std::int64_t at = index[t];
@@ -51,7 +59,8 @@ std::vector<double> window_nll(Model& model, parallel::Communicator& ring, const
     batch.targets.as<std::int32_t>()[t] = at < window.count_from ? -1 : ids[static_cast<std::size_t>(at + 1)];
     batch.index.as<std::int64_t>()[t] = batch.position.as<std::int64_t>()[t] = at;
   }
-  const Pass pass = model.forward({ring, layout, parallel::make_schedule("auto", layout)}, batch, options.tile, Keep::nothing);
+  const Pass pass =
+      model.forward({ring, layout, parallel::make_schedule("auto", layout)}, batch, options.tile, Keep::nothing);
 
   // Every rank sends as much as the largest shard.
   const std::int64_t most = layout.largest_chunk();
@@ -60,7 +69,8 @@ std::vector<double> window_nll(Model& model, parallel::Communicator& ring, const
   ring.all_gather(mine, all);
   std::vector<double> nll;
   for (const parallel::Chunk& chunk : layout.chunks())
-    nll.insert(nll.end(), all.as<double>() + chunk.owner * most, all.as<double>() + chunk.owner * most + chunk.tokens());
+    nll.insert(nll.end(), all.as<double>() + chunk.owner * most,
+               all.as<double>() + chunk.owner * most + chunk.tokens());
   return nll;
 }
 
@@ -72,15 +82,16 @@ void check_data(const TokenFile& data, const PerplexityOptions& options) {
   const std::int64_t tokens = data.info().tokens;
   if (tokens < 2) fail(ExitCode::bad_data, "{}: {} token(s); perplexity needs at least 2", data.path(), tokens);
   if (tokens < options.window + 1)
-    fail(ExitCode::bad_data, "{}: {} tokens; a window of {} needs {}; choose a smaller --window or more data", data.path(), tokens, options.window,
-         options.window + 1);
+    fail(ExitCode::bad_data, "{}: {} tokens; a window of {} needs {}; choose a smaller --window or more data",
+         data.path(), tokens, options.window, options.window + 1);
 }
 
 }  // namespace
 
-WindowPlan plan_windows(const std::vector<std::int64_t>& offsets, const std::vector<std::int64_t>& words, const PerplexityOptions& options) {
-  CAPSTAN_CHECK(options.window >= 1 && stride_of(options) >= 1 && stride_of(options) <= options.window, "window {}, stride {}", options.window,
-                stride_of(options));
+WindowPlan plan_windows(const std::vector<std::int64_t>& offsets, const std::vector<std::int64_t>& words,
+                        const PerplexityOptions& options) {
+  CAPSTAN_CHECK(options.window >= 1 && stride_of(options) >= 1 && stride_of(options) <= options.window,
+                "window {}, stride {}", options.window, stride_of(options));
   WindowPlan plan;
   const bool joined = options.joined || options.convention == Convention::longlora;
   if (joined) add_windows(plan.windows, offsets.front(), offsets.back(), options);
@@ -102,25 +113,28 @@ WindowPlan plan_windows(const std::vector<std::int64_t>& offsets, const std::vec
   return plan;
 }
 
-PerplexityResult evaluate_perplexity(Model& model, const parallel::ProcessGrid& grid, const TokenFile& data, const PerplexityOptions& options) {
+PerplexityResult evaluate_perplexity(Model& model, const parallel::ProcessGrid& grid, const TokenFile& data,
+                                     const PerplexityOptions& options) {
   check_data(data, options);
   const WindowPlan plan = plan_windows(data.document_offsets(), data.words(), options);
   if (plan.windows.empty())
-    fail(ExitCode::bad_data, "{}: {} documents of one token each; perplexity needs at least 2 tokens in a document", data.path(),
-         plan.skipped_documents);
+    fail(ExitCode::bad_data, "{}: {} documents of one token each; perplexity needs at least 2 tokens in a document",
+         data.path(), plan.skipped_documents);
   PerplexityResult result;
   result.options = options;
   result.options.stride = stride_of(options);
   result.options.joined = options.joined || options.convention == Convention::longlora;
   const std::int64_t size = bucket_size(options.window), buckets = (options.window + size - 1) / size;
-  for (std::int64_t b = 0; b < buckets; ++b) result.buckets.push_back({b * size, std::min(options.window, (b + 1) * size)});
+  for (std::int64_t b = 0; b < buckets; ++b)
+    result.buckets.push_back({b * size, std::min(options.window, (b + 1) * size)});
 
-  // One row per window: the sum of each bucket, in token order. Rows that other data ranks made are zero here, so that the
-  // reduction adds nothing but zeros to them.
+  // One row per window: the sum of each bucket, in token order. Rows that other data ranks made are zero here, so that
+  // the reduction adds nothing but zeros to them.
   const std::int64_t windows = std::int64_t(plan.windows.size());
   const Tensor sums({windows, buckets}, DType::f64, Device::ref);
   for (std::int64_t w = grid.data_rank; w < windows; w += grid.data_size) {
-    const std::vector<double> nll = window_nll(model, *grid.ring, data, plan.windows[static_cast<std::size_t>(w)], options);
+    const std::vector<double> nll =
+        window_nll(model, *grid.ring, data, plan.windows[static_cast<std::size_t>(w)], options);
     for (std::size_t at = 0; at < nll.size(); ++at) sums.as<double>()[w * buckets + std::int64_t(at) / size] += nll[at];
   }
   grid.data->all_reduce(sums);
@@ -136,20 +150,22 @@ PerplexityResult evaluate_perplexity(Model& model, const parallel::ProcessGrid& 
       result.total_nll += sums.as<double>()[w * buckets + b];
     }
   }
-  for (PositionBucket& bucket : result.buckets) bucket.mean_nll = bucket.counted ? bucket.mean_nll / double(bucket.counted) : 0;
+  for (PositionBucket& bucket : result.buckets)
+    bucket.mean_nll = bucket.counted ? bucket.mean_nll / double(bucket.counted) : 0;
   if (!std::isfinite(result.total_nll))
-    fail(ExitCode::bad_data, "the total NLL over {} tokens of {} is {}; the model's weights are damaged", result.counted_tokens, data.path(),
-         result.total_nll);
+    fail(ExitCode::bad_data, "the total NLL over {} tokens of {} is {}; the model's weights are damaged",
+         result.counted_tokens, data.path(), result.total_nll);
   result.mean_nll = result.total_nll / double(result.counted_tokens);
   result.perplexity = std::exp(result.mean_nll);
   result.complete = plan.complete;
-  result.words = plan.words;
+  result.words = plan.complete ? plan.words : 0;
   result.windows = windows;
   result.documents = data.info().documents;
   result.skipped_documents = plan.skipped_documents;
   result.short_documents = plan.short_documents;
   result.bos = bos_text(data.info());
-  if (plan.complete && options.convention == Convention::once && plan.words > 0) result.word_perplexity = std::exp(result.total_nll / double(plan.words));
+  if (plan.complete && options.convention == Convention::once && plan.words > 0)
+    result.word_perplexity = std::exp(result.total_nll / double(plan.words));
   return result;
 }
 
@@ -160,14 +176,16 @@ std::string documents_name(const PerplexityResult& result) { return result.optio
 
 }  // namespace
 
-std::string perplexity_json(const PerplexityResult& result, const std::string& model, const std::string& data, const parallel::ProcessGrid& grid) {
+std::string perplexity_json(const PerplexityResult& result, const std::string& model, const std::string& data,
+                            const parallel::ProcessGrid& grid) {
   nlohmann::ordered_json json;
   json["mean_nll"] = result.mean_nll;
   json["perplexity"] = result.perplexity;
-  json["word_perplexity"] = result.word_perplexity > 0 ? nlohmann::ordered_json(result.word_perplexity) : nlohmann::ordered_json();
+  json["word_perplexity"] =
+      result.word_perplexity > 0 ? nlohmann::ordered_json(result.word_perplexity) : nlohmann::ordered_json();
   json["total_nll"] = result.total_nll;
   json["counted_tokens"] = result.counted_tokens;
-  json["words"] = result.words;
+  json["words"] = result.complete ? nlohmann::ordered_json(result.words) : nlohmann::ordered_json();
   json["windows"] = result.windows;
   json["complete"] = result.complete;
   json["window"] = result.options.window;
@@ -182,29 +200,35 @@ std::string perplexity_json(const PerplexityResult& result, const std::string& m
   json["data"] = data;
   json["buckets"] = nlohmann::ordered_json::array();
   for (const PositionBucket& bucket : result.buckets)
-    json["buckets"].push_back({{"begin", bucket.begin}, {"end", bucket.end}, {"counted", bucket.counted}, {"mean_nll", bucket.mean_nll}});
+    json["buckets"].push_back(
+        {{"begin", bucket.begin}, {"end", bucket.end}, {"counted", bucket.counted}, {"mean_nll", bucket.mean_nll}});
   json["ranks"] = {{"data", grid.data_size}, {"ring", grid.ring_size}};
   return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
 std::string perplexity_table(const PerplexityResult& result, const std::string& model, const std::string& data) {
   std::string text;
-  const auto line = [&](const char* name, const std::string& value) { text += fmt::format("  {:<16}{}\n", name, value); };
+  const auto line = [&](const char* name, const std::string& value) {
+    text += fmt::format("  {:<16}{}\n", name, value);
+  };
   line("model", model);
   line("data", data);
   line("convention", fmt::format("{}, documents {}", name_of(result.options.convention), documents_name(result)));
   line("window", fmt::format("{} tokens, stride {}", result.options.window, result.options.stride));
   line("windows", fmt::format("{}{}", result.windows, result.complete ? "" : " (only the first, --max-windows)"));
-  line("documents", fmt::format("{}; {} of one token skipped{}", result.documents, result.skipped_documents,
-                                result.options.joined ? "" : fmt::format("; {} shorter than the window", result.short_documents)));
+  line("documents",
+       fmt::format("{}; {} of one token skipped{}", result.documents, result.skipped_documents,
+                   result.options.joined ? "" : fmt::format("; {} shorter than the window", result.short_documents)));
   line("BOS", result.bos);
   line("counted tokens", std::to_string(result.counted_tokens));
-  line("words", std::to_string(result.words));
+  line("words", result.complete ? std::to_string(result.words) : "not known for a part of the text");
   line("mean NLL", fmt::format("{:.6f}", result.mean_nll));
   line("perplexity", fmt::format("{:.4f} per token", result.perplexity));
   if (result.word_perplexity > 0) line("", fmt::format("{:.4f} per word", result.word_perplexity));
   for (const PositionBucket& bucket : result.buckets)
-    if (bucket.counted) line("mean NLL at", fmt::format("{:>6} to {:<6} {:.6f}  ({} tokens)", bucket.begin, bucket.end - 1, bucket.mean_nll, bucket.counted));
+    if (bucket.counted)
+      line("mean NLL at", fmt::format("{:>6} to {:<6} {:.6f}  ({} tokens)", bucket.begin, bucket.end - 1,
+                                      bucket.mean_nll, bucket.counted));
   return text;
 }
 

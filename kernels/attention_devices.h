@@ -6,16 +6,18 @@
 namespace capstan::kernels {
 
 namespace ref {
-void attention_forward(const AttentionState&, const QueryChunk&, const KeyChunk&, const AttentionSettings&, AttentionStats&);
-void attention_backward(const AttentionGradients&, const AttentionBackwardState&, const QueryChunk&, const KeyChunk&, const View& d_o,
-                        const AttentionSaved&, const AttentionSettings&);
+void attention_forward(const AttentionState&, const QueryChunk&, const KeyChunk&, const AttentionSettings&,
+                       AttentionStats&);
+void attention_backward(const AttentionGradients&, const AttentionBackwardState&, const QueryChunk&, const KeyChunk&,
+                        const View& d_o, const AttentionSaved&, const AttentionSettings&);
 void attention_gate_sum(const View& sum, const QueryChunk&, const KeyChunk&, const AttentionSettings&);
 }  // namespace ref
 
 namespace cpu {
-void attention_forward(const AttentionState&, const QueryChunk&, const KeyChunk&, const AttentionSettings&, AttentionStats&);
-void attention_backward(const AttentionGradients&, const AttentionBackwardState&, const QueryChunk&, const KeyChunk&, const View& d_o,
-                        const AttentionSaved&, const AttentionSettings&);
+void attention_forward(const AttentionState&, const QueryChunk&, const KeyChunk&, const AttentionSettings&,
+                       AttentionStats&);
+void attention_backward(const AttentionGradients&, const AttentionBackwardState&, const QueryChunk&, const KeyChunk&,
+                        const View& d_o, const AttentionSaved&, const AttentionSettings&);
 void attention_gate_sum(const View& sum, const QueryChunk&, const KeyChunk&, const AttentionSettings&);
 }  // namespace cpu
 

@@ -4,7 +4,7 @@
 // For query row i of head h (kv head g = h / (H/G)), key j, s = 1/sqrt(D):
 //   allowed(i, j)  =  index_j <= index_i  and  document_j == document_i      (a document is a run of tokens)
 //   logit_ij       =  s q_i·k_j + bias_ij
-//   O_i            =  Σ_j softmax_j(logit_ij) U_j,   U_j = [v_j] or, with TAPE, [v_j ; z_j]: E = D or 2D columns, one softmax.
+//   O_i            =  Σ_j softmax_j(logit_ij) U_j,   U_j = [v_j] or, with TAPE, [v_j ; z_j]: E = D or 2D columns
 //
 // Keys are walked near → far in tiles that lie at global multiples of `tile`, also across calls: a chunk's keys are
 // consecutive tokens that begin at a multiple of `tile`. Per tile the running state of a row is updated:
@@ -13,11 +13,12 @@
 //
 // A tile is skipped if no row has an allowed key in it.
 //
-// Contextual bias (CoPE, arXiv 2405.18719 §4; kernels/terms/cope.h). With gates g_ik = σ(s q_i·k_k) (0 where not allowed) and
-// position p_ij = min(P, Σ_{k=j..i} g_ik), the bias interpolates the row's table between floor(p) and ceil(p). The sum over
-// nearer tiles is the row's `carry`, an exact int64 in units of 2^-32 (f32) or 2^-44 (f64); one integer add per tile, so it is the
-// same for any ranks and can be walked back. A tile is *saturated* if every row with an allowed key in it entered with
-// carry >= P: its bias is table[P] for all keys, no gates are needed, and the general path would give the same bits.
+// Contextual bias (CoPE, arXiv 2405.18719 §4; kernels/terms/cope.h). With gates g_ik = σ(s q_i·k_k) (0 where not
+// allowed) and position p_ij = min(P, Σ_{k=j..i} g_ik), the bias interpolates the row's table between floor(p) and
+// ceil(p). The sum over nearer tiles is the row's `carry`, an exact int64 in units of 2^-32 (f32) or 2^-44 (f64); one
+// integer add per tile, so it is the same for any ranks and can be walked back. A tile is *saturated* if every row with
+// an allowed key in it entered with carry >= P: its bias is table[P] for all keys, no gates are needed, and the general
+// path would give the same bits.
 
 #include <cstdint>
 
@@ -31,7 +32,8 @@ enum class TermKind : std::uint8_t { none, cope };
 /// The largest tile; allowed keys of a row in a tile fit in 64 bits.
 constexpr std::int64_t largest_tile = 64;
 
-/// Fixed-point unit of gate sums: 2^-32 for f32, 2^-44 for f64 (sequences below 2^19 tokens there; longer ones are refused).
+/// Fixed-point unit of gate sums: 2^-32 for f32, 2^-44 for f64 (sequences below 2^19 tokens there; longer ones are
+/// refused).
 constexpr int gate_fraction_bits(DType type) { return type == DType::f64 ? 44 : 32; }
 constexpr std::int64_t longest_f64_sequence = std::int64_t(1) << 19;
 
@@ -52,13 +54,13 @@ struct QueryChunk {
   View document;  ///< [T] i64
 };
 
-/// The state that one call hands to the next. After the last call o holds the output and lse the log of the softmax sum.
+/// The state that one call hands to the next. attention_finish turns o into the output and m into LSE.
 struct AttentionState {
-  View o;               ///< [T, H, E]
-  View m, l;            ///< [T, H] running maximum and sum; m doubles as lse after attention_finish
-  View carry;           ///< [T, H] i64 gate sum of all nearer tiles (cope), or absent
-  View horizon;         ///< [query tiles, H] i64 first key index of the farthest tile that some row entered unsaturated; -1: none
-  View horizon_carry;   ///< [T, H] i64 carry on entry of that tile
+  View o;              ///< [T, H, E]
+  View m, l;           ///< [T, H] running maximum and sum; m doubles as lse after attention_finish
+  View carry;          ///< [T, H] i64 gate sum of all nearer tiles (cope), or absent
+  View horizon;        ///< [query tiles, H] i64 first key of the farthest tile that a row entered unsaturated; -1: none
+  View horizon_carry;  ///< [T, H] i64 carry on entry of that tile
 };
 
 /// Running totals for the log; add to.
@@ -78,13 +80,14 @@ struct AttentionSettings {
 /// m = -inf, l = 0, o = 0, carry = 0, horizon = -1.
 void attention_begin(const AttentionState& state);
 /// One step, near → far: adds the key chunk to the state. stats may be null.
-void attention_forward(const AttentionState& state, const QueryChunk& queries, const KeyChunk& keys, const AttentionSettings& settings,
-                       AttentionStats* stats);
+void attention_forward(const AttentionState& state, const QueryChunk& queries, const KeyChunk& keys,
+                       const AttentionSettings& settings, AttentionStats* stats);
 /// o /= l, m = lse = m + ln l. A row that saw no key gets o = 0 and lse = +inf, so that its weights are 0 in backward.
 void attention_finish(const AttentionState& state);
 
 /// Only the gate sums of a chunk (sharded decode): sum [T, H] i64 overwrites.
-void attention_gate_sum(const View& sum, const QueryChunk& queries, const KeyChunk& keys, const AttentionSettings& settings);
+void attention_gate_sum(const View& sum, const QueryChunk& queries, const KeyChunk& keys,
+                        const AttentionSettings& settings);
 
 /// What backward needs of the finished forward.
 struct AttentionSaved {
@@ -103,8 +106,8 @@ struct AttentionGradients {
 
 /// The carried state of backward, far → near. Before the first call: backward_begin.
 struct AttentionBackwardState {
-  View carry;       ///< [T, H] i64: on entry of the tile nearer than the last one done
-  View gate_grad;   ///< [T, H]  X_i = Σ of d position over all farther keys
+  View carry;      ///< [T, H] i64: on entry of the tile nearer than the last one done
+  View gate_grad;  ///< [T, H]  X_i = Σ of d position over all farther keys
 };
 
 /// delta [T, H] = Σ_E do · o. Overwrites.
@@ -113,9 +116,10 @@ void attention_delta(const View& delta, const View& d_o, const View& o);
 void attention_backward_begin(const AttentionBackwardState& state, const AttentionSaved& saved);
 /// One step, far → near: quotes attention_forward in reverse, tile by tile. With A = exp(logit - lse):
 ///   dU_j += A dO;  dlogit = A (dO·U_j - delta);  dq_i += s dlogit k_j;  dk_j += s dlogit q_i;
-///   cope, general tiles: dp = dlogit slope, X_k = Σ_{j<=k} dp (far → near), du_k = g(1-g) X_k joins s dlogit in dq and dk;
+///   cope, general tiles: dp = dlogit slope, X_k = Σ_{j<=k} dp (far → near); du_k = g(1-g) X_k joins dlogit in dq, dk;
 ///   dtable at floor and ceil; saturated tiles: all of dlogit goes to dtable[P].
-void attention_backward(const AttentionGradients& out, const AttentionBackwardState& state, const QueryChunk& queries, const KeyChunk& keys,
-                        const View& d_o, const AttentionSaved& saved, const AttentionSettings& settings);
+void attention_backward(const AttentionGradients& out, const AttentionBackwardState& state, const QueryChunk& queries,
+                        const KeyChunk& keys, const View& d_o, const AttentionSaved& saved,
+                        const AttentionSettings& settings);
 
 }  // namespace capstan::kernels

@@ -1,6 +1,6 @@
-// The attention tile in f32 SIMD. Keys go down, queries across the lanes: L rows of a query tile lie side by side, so that the
-// softmax maximum, CoPE's running gate sum and its adjoint are vertical operations, and no result depends on which other rows
-// are present. Arrays named x_t are transposed: [entry][lane].
+// The attention tile in f32 SIMD. Keys go down, queries across the lanes: L rows of a query tile lie side by side, so
+// that the softmax maximum, CoPE's running gate sum and its adjoint are vertical operations, and no result depends on
+// which other rows are present. Arrays named x_t are transposed: [entry][lane].
 
 #include <cmath>
 #include <cstring>
@@ -20,18 +20,20 @@ using V16 = float __attribute__((vector_size(64), aligned(4), may_alias));
 using I16 = std::int32_t __attribute__((vector_size(64), aligned(4), may_alias));
 using V8 = float __attribute__((vector_size(32), aligned(4), may_alias));
 
-/// A masked logit: far below any maximum, also below the one of a row that has seen no key (-1e30), so that its weight is exactly 0.
+/// A masked logit: far below any maximum, also below the one of a row that has seen no key (-1e30), so that its weight
+/// is exactly 0.
 constexpr float masked = -2e30f;
 
 /// Columns as the micro-kernels want them: 8, or a multiple of 16.
 std::int64_t padded(std::int64_t columns) { return columns <= 8 ? 8 : (columns + 15) / 16 * 16; }
 
-// ---- micro-kernels -------------------------------------------------------------------------------------------------------
+// ---- micro-kernels --------------------------------------------------------------------------------------------------
 
-/// c[r][lane] (+)= Σ_k a[r·row_step + k·depth_step] x[k][lane] for R rows: one chain of multiply-adds per result, in the order of k.
+/// c[r][lane] (+)= Σ_k a[r·row_step + k·depth_step] x[k][lane] for R rows: one chain of multiply-adds per result, in
+/// the order of k.
 template <int L, int R>
-[[gnu::always_inline]] inline void lanes_block(float* c, const float* a, std::int64_t row_step, std::int64_t depth_step, const float* x,
-                                               std::int64_t depth, bool accumulate) {
+[[gnu::always_inline]] inline void lanes_block(float* c, const float* a, std::int64_t row_step, std::int64_t depth_step,
+                                               const float* x, std::int64_t depth, bool accumulate) {
   constexpr int N = L / 16;
   V16 sum[R][N];
   for (int r = 0; r < R; ++r)
@@ -48,8 +50,9 @@ template <int L, int R>
 
 /// All rows, four at a time: the last rows of an unfinished four are computed too, from whatever the arrays hold there.
 template <int L>
-[[gnu::always_inline]] inline void lanes_product(float* c, const float* a, std::int64_t row_step, std::int64_t depth_step,
-                                                 const float* x, std::int64_t rows, std::int64_t depth, bool accumulate) {
+[[gnu::always_inline]] inline void lanes_product(float* c, const float* a, std::int64_t row_step,
+                                                 std::int64_t depth_step, const float* x, std::int64_t rows,
+                                                 std::int64_t depth, bool accumulate) {
   for (std::int64_t r = 0; r < rows; r += 4)
     lanes_block<L, 4>(c + r * L, a + r * row_step, row_step, depth_step, x, depth, accumulate);
 }
@@ -70,16 +73,15 @@ template <int L, int R, class V>
 
 /// All keys, eight at a time, with the same remark.
 template <int L>
-[[gnu::always_inline]] inline void keys_product(float* c, const float* p, const float* b, std::int64_t keys, std::int64_t columns) {
+[[gnu::always_inline]] inline void keys_product(float* c, const float* p, const float* b, std::int64_t keys,
+                                                std::int64_t columns) {
   for (std::int64_t j = 0; j < keys; j += 8) {
-    if (columns == 8)
-      keys_block<L, 8, V8>(c + j * columns, p + j * L, b, columns);
-    else
-      keys_block<L, 8, V16>(c + j * columns, p + j * L, b, columns);
+    if (columns == 8) keys_block<L, 8, V8>(c + j * columns, p + j * L, b, columns);
+    else keys_block<L, 8, V16>(c + j * columns, p + j * L, b, columns);
   }
 }
 
-// ---- one call's arrays ---------------------------------------------------------------------------------------------------
+// ---- one call's arrays ----------------------------------------------------------------------------------------------
 
 /// Sizes of a call, and scratch for one (query tile, head).
 struct Problem {
@@ -88,8 +90,8 @@ struct Problem {
   std::int64_t heads, groups, depth, columns, last;
   std::int64_t depth_p, columns_p;  ///< padded
   float scale;
-  Floats q_t, q_rows, o_t, do_rows, table_t, dtable_t;                   // per row
-  Floats k_tile, u_tile, logit, gate, position, slope, d_logit, key_sum; // per tile
+  Floats q_t, q_rows, o_t, do_rows, table_t, dtable_t;                    // per row
+  Floats k_tile, u_tile, logit, gate, position, slope, d_logit, key_sum;  // per tile
   std::vector<float> m, l, delta, gate_grad;
   std::vector<std::int64_t> carry;
 
@@ -112,9 +114,10 @@ struct Problem {
   std::int64_t group(std::int64_t head) const { return head / (heads / groups); }
 };
 
-/// Rows [begin, begin + rows) of x [T, heads, columns], one head, into lanes (and row major if `also` is given), times factor.
-void gather_rows(float* x_t, float* also, const View& x, std::int64_t begin, std::int64_t rows, std::int64_t head, std::int64_t columns_p,
-                 int lanes, float factor) {
+/// Rows [begin, begin + rows) of x [T, heads, columns], one head, into lanes (and row major if `also` is given), times
+/// factor.
+void gather_rows(float* x_t, float* also, const View& x, std::int64_t begin, std::int64_t rows, std::int64_t head,
+                 std::int64_t columns_p, int lanes, float factor) {
   const std::int64_t heads = x.dim(1), columns = x.dim(2);
   for (std::int64_t lane = 0; lane < lanes; ++lane) {
     const float* source = lane < rows ? x.as<float>() + ((begin + lane) * heads + head) * columns : nullptr;
@@ -133,7 +136,8 @@ void load_table(Problem& p, std::int64_t begin, std::int64_t rows, std::int64_t 
 }
 
 /// The adjoint place: x[row, head, :] = or += factor · x_t[:, lane].
-void scatter_rows(const View& x, const float* x_t, std::int64_t begin, std::int64_t rows, std::int64_t head, int lanes, float factor, Into into) {
+void scatter_rows(const View& x, const float* x_t, std::int64_t begin, std::int64_t rows, std::int64_t head, int lanes,
+                  float factor, Into into) {
   const std::int64_t heads = x.dim(1), columns = x.dim(2);
   for (std::int64_t lane = 0; lane < rows; ++lane) {
     float* target = x.as<float>() + ((begin + lane) * heads + head) * columns;
@@ -157,7 +161,8 @@ void load_keys(Problem& p, const TilePair& tile, std::int64_t head, bool values)
 }
 
 /// key_sum [keys, padded] added to `target` [T, G, width] at the tile's keys, from column `from`.
-void add_to_keys(const Problem& p, const View& target, const TilePair& tile, std::int64_t head, std::int64_t from, std::int64_t padded_columns) {
+void add_to_keys(const Problem& p, const View& target, const TilePair& tile, std::int64_t head, std::int64_t from,
+                 std::int64_t padded_columns) {
   const std::int64_t stride = p.groups * p.depth;
   float* out = target.as<float>() + tile.key_begin * stride + p.group(head) * p.depth;
   for (std::int64_t j = 0; j < tile.keys; ++j)
@@ -171,7 +176,8 @@ template <int L> bool is_saturated(const Problem& p, const TilePair& tile) {
 }
 
 /// 1 where lane may see key j. Only built for tiles that are not wholly allowed; lanes beyond the rows see nothing.
-template <int L> [[gnu::always_inline]] inline void lane_mask(std::int32_t* allow, const TilePair& tile, std::int64_t j) {
+template <int L>
+[[gnu::always_inline]] inline void lane_mask(std::int32_t* allow, const TilePair& tile, std::int64_t j) {
   for (int lane = 0; lane < L; ++lane) allow[lane] = std::int32_t(tile.mask.allowed[lane] >> j & 1);
 }
 
@@ -185,10 +191,10 @@ template <int L> [[gnu::always_inline]] inline void apply_mask(float* x, const T
   }
 }
 
-// ---- CoPE across lanes (kernels/terms/cope.h in the same order of operations) ----------------------------------------------
-// Sixteen lanes at a time from one end of the tile to the other. Positions are monotone along the way, so that a lane's place
-// in the table moves seldom while gates are sparse, which is when many tiles are general: the table is only read, and its
-// gradient only written, where some lane has moved.
+// ---- CoPE across lanes (kernels/terms/cope.h in the same order of operations) ---------------------------------------
+// Sixteen lanes at a time from one end of the tile to the other. Positions are monotone along the way, so that a lane's
+// place in the table moves seldom while gates are sparse, which is when many tiles are general: the table is only read,
+// and its gradient only written, where some lane has moved.
 
 [[gnu::always_inline]] inline V16& lanes(float* x) { return *reinterpret_cast<V16*>(x); }
 [[gnu::always_inline]] inline const V16& lanes(const float* x) { return *reinterpret_cast<const V16*>(x); }
@@ -224,7 +230,8 @@ template <int L> [[gnu::always_inline]] inline void cope_gates(Problem& p, const
   }
 }
 
-/// position = min(P, carry + sum so far); logit += table interpolated there; slope = table[ceil] - table[floor] (0 at integers).
+/// position = min(P, carry + sum so far); logit += table interpolated there; slope = table[ceil] - table[floor] (0 at
+/// integers).
 template <int L> [[gnu::always_inline]] inline void cope_bias(Problem& p, const TilePair& tile, const float* carry) {
   const V16 last = V16{} + float(p.last);
   for (int n = 0; n < L; n += 16) {
@@ -253,7 +260,8 @@ template <int L> [[gnu::always_inline]] inline void cope_backward(Problem& p, co
     float *d_logit = &p.d_logit[n], *dtable = &p.dtable_t[n];
     const float *gate = &p.gate[n], *position = &p.position[n], *slope = &p.slope[n];
     I16 low = LanePlaces(lanes(position)).low;
-    V16 below = {}, above = {}, gate_grad = lanes(&p.gate_grad[n]);  // below, above: not yet in dtable[low], dtable[low + 1]
+    V16 below = {}, above = {},
+        gate_grad = lanes(&p.gate_grad[n]);  // below, above: not yet in dtable[low], dtable[low + 1]
     const auto flush = [&](const I16& next) __attribute__((always_inline)) {
       for (int lane = 0; lane < 16; ++lane) {
         if (next[lane] == low[lane]) continue;
@@ -288,7 +296,7 @@ template <int L> void carry_values(const Problem& p, float* value) {
   for (int lane = 0; lane < L; ++lane) value[lane] = terms::carry_value<float>(p.carry[lane], p.last);
 }
 
-// ---- forward ---------------------------------------------------------------------------------------------------------------
+// ---- forward --------------------------------------------------------------------------------------------------------
 
 /// m' = max(m, max logit), rescale, add the tile (attention_tile.h). logit becomes the weights.
 template <int L> [[gnu::always_inline]] inline void softmax_step(Problem& p, const TilePair& tile) {
@@ -296,7 +304,8 @@ template <int L> [[gnu::always_inline]] inline void softmax_step(Problem& p, con
   float highest[L], shrink[L];
   for (int lane = 0; lane < L; ++lane) highest[lane] = m[lane];
   for (std::int64_t j = 0; j < tile.keys; ++j)
-    for (int lane = 0; lane < L; ++lane) highest[lane] = logit[j * L + lane] > highest[lane] ? logit[j * L + lane] : highest[lane];
+    for (int lane = 0; lane < L; ++lane)
+      highest[lane] = logit[j * L + lane] > highest[lane] ? logit[j * L + lane] : highest[lane];
   for (int lane = 0; lane < L; ++lane) {
     shrink[lane] = fast_exp(m[lane] - highest[lane]);
     m[lane] = highest[lane];
@@ -315,15 +324,17 @@ template <int L> [[gnu::always_inline]] inline void softmax_step(Problem& p, con
 
 /// Gates and bias of a tile in forward; true if it was saturated.
 template <int L>
-[[gnu::always_inline]] inline bool cope_forward(Problem& p, const AttentionState& state, const TilePair& tile, std::int64_t head,
-                                                const AttentionSettings& settings, AttentionStats& stats) {
+[[gnu::always_inline]] inline bool cope_forward(Problem& p, const AttentionState& state, const TilePair& tile,
+                                                std::int64_t head, const AttentionSettings& settings,
+                                                AttentionStats& stats) {
   const bool full = is_saturated<L>(p, tile);
   if (full && settings.saturation) {
     add_row_constant<L>(p, tile);
     return true;
   }
   if (!full) {
-    state.horizon.as<std::int64_t>()[tile.query_begin / settings.tile * p.heads + head] = p.keys.index.as<std::int64_t>()[tile.key_begin];
+    state.horizon.as<std::int64_t>()[tile.query_begin / settings.tile * p.heads + head] =
+        p.keys.index.as<std::int64_t>()[tile.key_begin];
     for (std::int64_t lane = 0; lane < tile.rows; ++lane)
       state.horizon_carry.as<std::int64_t>()[p.at(tile.query_begin + lane, head)] = p.carry[lane];
   }
@@ -340,7 +351,8 @@ template <int L>
 }
 
 template <int L>
-[[gnu::always_inline]] inline void forward_head(Problem& p, const AttentionState& state, const std::vector<TilePair>& pairs, std::int64_t head,
+[[gnu::always_inline]] inline void forward_head(Problem& p, const AttentionState& state,
+                                                const std::vector<TilePair>& pairs, std::int64_t head,
                                                 const AttentionSettings& settings, AttentionStats& stats) {
   const std::int64_t begin = pairs[0].query_begin, rows = pairs[0].rows;
   gather_rows(p.q_t.data(), nullptr, p.queries.q, begin, rows, head, p.depth_p, L, p.scale);
@@ -368,7 +380,7 @@ template <int L>
   }
 }
 
-// ---- backward --------------------------------------------------------------------------------------------------------------
+// ---- backward -------------------------------------------------------------------------------------------------------
 
 /// Logits of a tile as forward had them; leaves gate, position, slope of general tiles.
 template <int L>
@@ -388,8 +400,9 @@ template <int L>
 }
 
 template <int L>
-[[gnu::always_inline]] inline void backward_tile(Problem& p, const AttentionGradients& out, const TilePair& tile, std::int64_t head, bool general,
-                                                 bool at_horizon, const float* do_t, float* dq_t) {
+[[gnu::always_inline]] inline void backward_tile(Problem& p, const AttentionGradients& out, const TilePair& tile,
+                                                 std::int64_t head, bool general, bool at_horizon, const float* do_t,
+                                                 float* dq_t) {
   load_keys(p, tile, head, true);
   recompute_logits<L>(p, tile, general, at_horizon);
   float *weight = p.logit.data(), *d_logit = p.d_logit.data();
@@ -420,9 +433,10 @@ template <int L>
 }
 
 template <int L>
-[[gnu::always_inline]] inline void backward_head(Problem& p, const AttentionGradients& out, const AttentionBackwardState& state, const View& d_o,
-                                                 const AttentionSaved& saved, const std::vector<TilePair>& pairs, std::int64_t head,
-                                                 const AttentionSettings& settings) {
+[[gnu::always_inline]] inline void backward_head(Problem& p, const AttentionGradients& out,
+                                                 const AttentionBackwardState& state, const View& d_o,
+                                                 const AttentionSaved& saved, const std::vector<TilePair>& pairs,
+                                                 std::int64_t head, const AttentionSettings& settings) {
   const std::int64_t begin = pairs[0].query_begin, rows = pairs[0].rows;
   const bool cope = bool(p.queries.table);
   gather_rows(p.q_t.data(), p.q_rows.data(), p.queries.q, begin, rows, head, p.depth_p, L, p.scale);
@@ -441,7 +455,8 @@ template <int L>
   const std::int64_t horizon = cope ? saved.horizon.as<std::int64_t>()[begin / settings.tile * p.heads + head] : 0;
   for (const TilePair& tile : pairs) {
     const std::int64_t first = p.keys.index.as<std::int64_t>()[tile.key_begin];
-    backward_tile<L>(p, out, tile, head, cope && horizon >= 0 && first >= horizon, first == horizon, p.o_t.data(), dq_t.data());
+    backward_tile<L>(p, out, tile, head, cope && horizon >= 0 && first >= horizon, first == horizon, p.o_t.data(),
+                     dq_t.data());
   }
   scatter_rows(out.dq, dq_t.data(), begin, rows, head, L, p.scale, Into::add);
   if (!cope) return;
@@ -453,7 +468,8 @@ template <int L>
 }
 
 template <int L>
-[[gnu::always_inline]] inline void gate_sum_head(Problem& p, const View& total, const std::vector<TilePair>& pairs, std::int64_t head) {
+[[gnu::always_inline]] inline void gate_sum_head(Problem& p, const View& total, const std::vector<TilePair>& pairs,
+                                                 std::int64_t head) {
   const std::int64_t begin = pairs[0].query_begin, rows = pairs[0].rows;
   gather_rows(p.q_t.data(), nullptr, p.queries.q, begin, rows, head, p.depth_p, L, p.scale);
   for (const TilePair& tile : pairs) {
@@ -461,7 +477,8 @@ template <int L>
     lanes_product<L>(p.logit.data(), p.k_tile.data(), p.depth_p, 1, p.q_t.data(), tile.keys, p.depth_p, false);
     float sum[L];
     cope_gates<L>(p, tile, sum);
-    for (std::int64_t lane = 0; lane < rows; ++lane) total.as<std::int64_t>()[p.at(begin + lane, head)] += terms::fixed_sum(sum[lane]);
+    for (std::int64_t lane = 0; lane < rows; ++lane)
+      total.as<std::int64_t>()[p.at(begin + lane, head)] += terms::fixed_sum(sum[lane]);
   }
 }
 
@@ -474,37 +491,37 @@ void for_each_head(const QueryChunk& queries, const KeyChunk& keys, std::int64_t
   Problem p(queries, keys, few ? 16 : 64);
   for_each_query_tile(queries, keys, tile, walk, [&](std::int64_t, const std::vector<TilePair>& pairs) {
     for (std::int64_t head = 0; head < p.heads; ++head) {
-      if (few)
-        on_best_isa([&]() __attribute__((always_inline)) { body(Lanes<16>{}, p, pairs, head); });
-      else
-        on_best_isa([&]() __attribute__((always_inline)) { body(Lanes<64>{}, p, pairs, head); });
+      if (few) on_best_isa([&]() __attribute__((always_inline)) { body(Lanes<16>{}, p, pairs, head); });
+      else on_best_isa([&]() __attribute__((always_inline)) { body(Lanes<64>{}, p, pairs, head); });
     }
   });
 }
 
 }  // namespace
 
-void attention_forward(const AttentionState& state, const QueryChunk& queries, const KeyChunk& keys, const AttentionSettings& settings,
-                       AttentionStats& stats) {
-  for_each_head(queries, keys, settings.tile, Walk::near_to_far,
-                [&](auto lanes, Problem& p, const std::vector<TilePair>& pairs, std::int64_t head) __attribute__((always_inline)) {
-                  forward_head<lanes.count>(p, state, pairs, head, settings, stats);
-                });
+void attention_forward(const AttentionState& state, const QueryChunk& queries, const KeyChunk& keys,
+                       const AttentionSettings& settings, AttentionStats& stats) {
+  for_each_head(
+      queries, keys, settings.tile, Walk::near_to_far,
+      [&](auto lanes, Problem& p, const std::vector<TilePair>& pairs, std::int64_t head)
+          __attribute__((always_inline)) { forward_head<lanes.count>(p, state, pairs, head, settings, stats); });
 }
 
-void attention_backward(const AttentionGradients& out, const AttentionBackwardState& state, const QueryChunk& queries, const KeyChunk& keys,
-                        const View& d_o, const AttentionSaved& saved, const AttentionSettings& settings) {
-  for_each_head(queries, keys, settings.tile, Walk::far_to_near,
-                [&](auto lanes, Problem& p, const std::vector<TilePair>& pairs, std::int64_t head) __attribute__((always_inline)) {
-                  backward_head<lanes.count>(p, out, state, d_o, saved, pairs, head, settings);
-                });
+void attention_backward(const AttentionGradients& out, const AttentionBackwardState& state, const QueryChunk& queries,
+                        const KeyChunk& keys, const View& d_o, const AttentionSaved& saved,
+                        const AttentionSettings& settings) {
+  for_each_head(
+      queries, keys, settings.tile, Walk::far_to_near,
+      [&](auto lanes, Problem& p, const std::vector<TilePair>& pairs, std::int64_t head) __attribute__((
+          always_inline)) { backward_head<lanes.count>(p, out, state, d_o, saved, pairs, head, settings); });
 }
 
-void attention_gate_sum(const View& sum, const QueryChunk& queries, const KeyChunk& keys, const AttentionSettings& settings) {
-  for_each_head(queries, keys, settings.tile, Walk::near_to_far,
-                [&](auto lanes, Problem& p, const std::vector<TilePair>& pairs, std::int64_t head) __attribute__((always_inline)) {
-                  gate_sum_head<lanes.count>(p, sum, pairs, head);
-                });
+void attention_gate_sum(const View& sum, const QueryChunk& queries, const KeyChunk& keys,
+                        const AttentionSettings& settings) {
+  for_each_head(
+      queries, keys, settings.tile, Walk::near_to_far,
+      [&](auto lanes, Problem& p, const std::vector<TilePair>& pairs, std::int64_t head)
+          __attribute__((always_inline)) { gate_sum_head<lanes.count>(p, sum, pairs, head); });
 }
 
 }  // namespace capstan::kernels::cpu

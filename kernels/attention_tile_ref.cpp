@@ -20,9 +20,10 @@ template <class Real> struct Problem {
   Real scale;
 
   Problem(const QueryChunk& queries, const KeyChunk& keys)
-      : q(queries.q.as<Real>()), table(queries.table ? queries.table.as<Real>() : nullptr), k(keys.k.as<Real>()), v(keys.v.as<Real>()),
-        z(keys.z ? keys.z.as<Real>() : nullptr), heads(queries.q.dim(1)), groups(keys.k.dim(1)), depth(queries.q.dim(2)),
-        columns(keys.z ? 2 * depth : depth), last(queries.table ? queries.table.dim(2) - 1 : 0), scale(Real(1 / std::sqrt(double(depth)))) {}
+      : q(queries.q.as<Real>()), table(queries.table ? queries.table.as<Real>() : nullptr), k(keys.k.as<Real>()),
+        v(keys.v.as<Real>()), z(keys.z ? keys.z.as<Real>() : nullptr), heads(queries.q.dim(1)), groups(keys.k.dim(1)),
+        depth(queries.q.dim(2)), columns(keys.z ? 2 * depth : depth),
+        last(queries.table ? queries.table.dim(2) - 1 : 0), scale(Real(1 / std::sqrt(double(depth)))) {}
 
   std::int64_t group(std::int64_t head) const { return head / (heads / groups); }
   const Real* query(std::int64_t row, std::int64_t head) const { return q + (row * heads + head) * depth; }
@@ -36,7 +37,8 @@ template <class Real> struct Problem {
   void scores(Real* u, std::int64_t row, std::int64_t head, const TilePair& tile) const {
     for (std::int64_t j = 0; j < tile.keys; ++j) {
       double sum = 0;
-      for (std::int64_t d = 0; d < depth; ++d) sum += double(query(row, head)[d]) * double(k[key_at(tile.key_begin + j, head) + d]);
+      for (std::int64_t d = 0; d < depth; ++d)
+        sum += double(query(row, head)[d]) * double(k[key_at(tile.key_begin + j, head) + d]);
       u[j] = Real(sum) * scale;
     }
   }
@@ -46,14 +48,15 @@ template <class Real> struct Problem {
 template <class Real>
 bool is_saturated(const std::int64_t* carry, const Problem<Real>& p, const TilePair& tile, std::int64_t head) {
   for (std::int64_t i = 0; i < tile.rows; ++i)
-    if (tile.mask.allowed[i] && !terms::saturated<Real>(carry[(tile.query_begin + i) * p.heads + head], p.last)) return false;
+    if (tile.mask.allowed[i] && !terms::saturated<Real>(carry[(tile.query_begin + i) * p.heads + head], p.last))
+      return false;
   return true;
 }
 
 /// m' = max(m, max logit); l, o rescaled by e^{m-m'}; then the tile's keys added.
 template <class Real>
-void softmax_step(const Problem<Real>& p, const AttentionState& state, const TilePair& tile, std::int64_t i, std::int64_t head,
-                  std::uint64_t allowed, const Real* logit) {
+void softmax_step(const Problem<Real>& p, const AttentionState& state, const TilePair& tile, std::int64_t i,
+                  std::int64_t head, std::uint64_t allowed, const Real* logit) {
   const std::int64_t row = tile.query_begin + i, at = row * p.heads + head;
   Real &m = state.m.as<Real>()[at], &l = state.l.as<Real>()[at];
   Real* o = state.o.as<Real>() + at * p.columns;
@@ -79,7 +82,8 @@ void forward_tile(const Problem<Real>& p, const AttentionState& state, const Key
   std::int64_t* carry = cope ? state.carry.as<std::int64_t>() : nullptr;
   const bool full = cope && is_saturated(carry, p, tile, head);
   if (cope && !full) {  // remember the farthest tile that some row entered unsaturated
-    state.horizon.as<std::int64_t>()[tile.query_begin / settings.tile * p.heads + head] = keys.index.as<std::int64_t>()[tile.key_begin];
+    state.horizon.as<std::int64_t>()[tile.query_begin / settings.tile * p.heads + head] =
+        keys.index.as<std::int64_t>()[tile.key_begin];
     for (std::int64_t i = 0; i < tile.rows; ++i) {
       const std::int64_t at = (tile.query_begin + i) * p.heads + head;
       state.horizon_carry.as<std::int64_t>()[at] = carry[at];
@@ -96,8 +100,10 @@ void forward_tile(const Problem<Real>& p, const AttentionState& state, const Key
     if (cope && full && settings.saturation) {
       for (std::int64_t j = 0; j < tile.keys; ++j) logit[j] += p.row_table(row, head)[p.last];
     } else if (cope) {
-      const Real sum = terms::positions(gate, position, logit, allowed, tile.keys, terms::carry_value<Real>(carry[at], p.last), Real(p.last));
-      for (std::int64_t j = 0; j < tile.keys; ++j) logit[j] += terms::Interpolation<Real>(position[j]).value(p.row_table(row, head));
+      const Real sum = terms::positions(gate, position, logit, allowed, tile.keys,
+                                        terms::carry_value<Real>(carry[at], p.last), Real(p.last));
+      for (std::int64_t j = 0; j < tile.keys; ++j)
+        logit[j] += terms::Interpolation<Real>(position[j]).value(p.row_table(row, head));
       // A saturated tile leaves the carry alone, also on the general path, so that both paths leave the same state.
       if (!full) carry[at] += terms::fixed_sum(sum);
       stats.gate_sum += double(sum);
@@ -109,14 +115,18 @@ void forward_tile(const Problem<Real>& p, const AttentionState& state, const Key
 
 /// dU_j += A dO and d_logit_j = A (dO·U_j - delta), with A_j = exp(logit_j - lse).
 template <class Real>
-void weights_backward(const Problem<Real>& p, const AttentionGradients& out, const View& d_o, const AttentionSaved& saved, const TilePair& tile,
-                      std::int64_t i, std::int64_t head, std::uint64_t allowed, Real* logit) {
+void weights_backward(const Problem<Real>& p, const AttentionGradients& out, const View& d_o,
+                      const AttentionSaved& saved, const TilePair& tile, std::int64_t i, std::int64_t head,
+                      std::uint64_t allowed, Real* logit) {
   const std::int64_t at = (tile.query_begin + i) * p.heads + head;
   const Real* d_out = d_o.as<Real>() + at * p.columns;
   const Real lse = saved.lse.as<Real>()[at], delta = saved.delta.as<Real>()[at];
   Real *dv = out.dv.as<Real>(), *dz = out.dz ? out.dz.as<Real>() : nullptr;
   for (std::int64_t j = 0; j < tile.keys; ++j) {
-    if (!(allowed >> j & 1)) { logit[j] = 0; continue; }
+    if (!(allowed >> j & 1)) {
+      logit[j] = 0;
+      continue;
+    }
     const Real weight = std::exp(logit[j] - lse);
     const std::int64_t key = p.key_at(tile.key_begin + j, head);
     Real product = 0;
@@ -130,12 +140,13 @@ void weights_backward(const Problem<Real>& p, const AttentionGradients& out, con
 
 /// Backward of forward_tile. Carry and gate_grad enter as they stand beyond the tile and leave as they stand before it.
 template <class Real>
-void backward_tile(const Problem<Real>& p, const AttentionGradients& out, const AttentionBackwardState& state, const KeyChunk& keys,
-                   const View& d_o, const AttentionSaved& saved, const TilePair& tile, std::int64_t head,
-                   const AttentionSettings& settings) {
+void backward_tile(const Problem<Real>& p, const AttentionGradients& out, const AttentionBackwardState& state,
+                   const KeyChunk& keys, const View& d_o, const AttentionSaved& saved, const TilePair& tile,
+                   std::int64_t head, const AttentionSettings& settings) {
   const bool cope = settings.term == TermKind::cope;
   const std::int64_t first = keys.index.as<std::int64_t>()[tile.key_begin];
-  const std::int64_t horizon = cope ? saved.horizon.as<std::int64_t>()[tile.query_begin / settings.tile * p.heads + head] : 0;
+  const std::int64_t horizon =
+      cope ? saved.horizon.as<std::int64_t>()[tile.query_begin / settings.tile * p.heads + head] : 0;
   const bool general = cope && horizon >= 0 && first >= horizon, at_horizon = first == horizon;
   Real logit[largest_tile], gate[largest_tile], position[largest_tile];
   for (std::int64_t i = 0; i < tile.rows; ++i) {
@@ -148,15 +159,18 @@ void backward_tile(const Problem<Real>& p, const AttentionGradients& out, const 
     if (general) {
       std::int64_t& carry = state.carry.as<std::int64_t>()[at];
       // Entry carry: saved at the horizon; nearer, the farther tile's entry minus what this tile adds (exact integers).
-      if (!at_horizon) carry -= terms::fixed_sum(terms::positions(gate, position, logit, allowed, tile.keys, Real(0), Real(p.last)));
-      terms::positions(gate, position, logit, allowed, tile.keys, terms::carry_value<Real>(carry, p.last), Real(p.last));
+      if (!at_horizon)
+        carry -= terms::fixed_sum(terms::positions(gate, position, logit, allowed, tile.keys, Real(0), Real(p.last)));
+      terms::positions(gate, position, logit, allowed, tile.keys, terms::carry_value<Real>(carry, p.last),
+                       Real(p.last));
       for (std::int64_t j = 0; j < tile.keys; ++j) logit[j] += terms::Interpolation<Real>(position[j]).value(table);
     } else if (cope) {
       for (std::int64_t j = 0; j < tile.keys; ++j) logit[j] += table[p.last];
     }
     weights_backward(p, out, d_o, saved, tile, i, head, allowed, logit);  // logit now holds d_logit
     if (general)
-      terms::positions_backward(logit, d_table, state.gate_grad.as<Real>()[at], gate, position, table, allowed, tile.keys);
+      terms::positions_backward(logit, d_table, state.gate_grad.as<Real>()[at], gate, position, table, allowed,
+                                tile.keys);
     else if (cope)
       for (std::int64_t j = 0; j < tile.keys; ++j) d_table[p.last] += logit[j];
     // logit = s q·k, so dq += s d k and dk += s d q
@@ -174,42 +188,50 @@ void backward_tile(const Problem<Real>& p, const AttentionGradients& out, const 
 
 }  // namespace
 
-void attention_forward(const AttentionState& state, const QueryChunk& queries, const KeyChunk& keys, const AttentionSettings& settings,
-                       AttentionStats& stats) {
+void attention_forward(const AttentionState& state, const QueryChunk& queries, const KeyChunk& keys,
+                       const AttentionSettings& settings, AttentionStats& stats) {
   with_real(queries.q.type(), [&](auto real) {
     const Problem<decltype(real)> p(queries, keys);
-    for_each_query_tile(queries, keys, settings.tile, Walk::near_to_far, [&](std::int64_t, const std::vector<TilePair>& pairs) {
-      for (const TilePair& tile : pairs)
-        for (std::int64_t head = 0; head < p.heads; ++head) forward_tile(p, state, keys, tile, head, settings, stats);
-    });
+    for_each_query_tile(queries, keys, settings.tile, Walk::near_to_far,
+                        [&](std::int64_t, const std::vector<TilePair>& pairs) {
+                          for (const TilePair& tile : pairs)
+                            for (std::int64_t head = 0; head < p.heads; ++head)
+                              forward_tile(p, state, keys, tile, head, settings, stats);
+                        });
   });
 }
 
-void attention_backward(const AttentionGradients& out, const AttentionBackwardState& state, const QueryChunk& queries, const KeyChunk& keys,
-                        const View& d_o, const AttentionSaved& saved, const AttentionSettings& settings) {
+void attention_backward(const AttentionGradients& out, const AttentionBackwardState& state, const QueryChunk& queries,
+                        const KeyChunk& keys, const View& d_o, const AttentionSaved& saved,
+                        const AttentionSettings& settings) {
   with_real(queries.q.type(), [&](auto real) {
     const Problem<decltype(real)> p(queries, keys);
-    for_each_query_tile(queries, keys, settings.tile, Walk::far_to_near, [&](std::int64_t, const std::vector<TilePair>& pairs) {
-      for (const TilePair& tile : pairs)
-        for (std::int64_t head = 0; head < p.heads; ++head) backward_tile(p, out, state, keys, d_o, saved, tile, head, settings);
-    });
+    for_each_query_tile(queries, keys, settings.tile, Walk::far_to_near,
+                        [&](std::int64_t, const std::vector<TilePair>& pairs) {
+                          for (const TilePair& tile : pairs)
+                            for (std::int64_t head = 0; head < p.heads; ++head)
+                              backward_tile(p, out, state, keys, d_o, saved, tile, head, settings);
+                        });
   });
 }
 
-void attention_gate_sum(const View& sum, const QueryChunk& queries, const KeyChunk& keys, const AttentionSettings& settings) {
+void attention_gate_sum(const View& sum, const QueryChunk& queries, const KeyChunk& keys,
+                        const AttentionSettings& settings) {
   with_real(queries.q.type(), [&](auto real) {
     using Real = decltype(real);
     const Problem<Real> p(queries, keys);
     Real u[largest_tile], gate[largest_tile], position[largest_tile];
-    for_each_query_tile(queries, keys, settings.tile, Walk::near_to_far, [&](std::int64_t, const std::vector<TilePair>& pairs) {
-      for (const TilePair& tile : pairs)
-        for (std::int64_t i = 0; i < tile.rows; ++i)
-          for (std::int64_t head = 0; head < p.heads; ++head) {
-            p.scores(u, tile.query_begin + i, head, tile);
-            const Real total = terms::positions(gate, position, u, tile.mask.allowed[i], tile.keys, Real(0), Real(p.last));
-            sum.as<std::int64_t>()[(tile.query_begin + i) * p.heads + head] += terms::fixed_sum(total);
-          }
-    });
+    for_each_query_tile(
+        queries, keys, settings.tile, Walk::near_to_far, [&](std::int64_t, const std::vector<TilePair>& pairs) {
+          for (const TilePair& tile : pairs)
+            for (std::int64_t i = 0; i < tile.rows; ++i)
+              for (std::int64_t head = 0; head < p.heads; ++head) {
+                p.scores(u, tile.query_begin + i, head, tile);
+                const Real total =
+                    terms::positions(gate, position, u, tile.mask.allowed[i], tile.keys, Real(0), Real(p.last));
+                sum.as<std::int64_t>()[(tile.query_begin + i) * p.heads + head] += terms::fixed_sum(total);
+              }
+        });
   });
 }
 
@@ -219,18 +241,21 @@ namespace {
 
 void check_chunks(const QueryChunk& queries, const KeyChunk& keys, const AttentionSettings& settings) {
   const Shape &q = queries.q.shape(), &k = keys.k.shape();
-  CAPSTAN_CHECK(q.rank() == 3 && k.rank() == 3 && q[2] == k[2] && k[1] > 0 && q[1] % k[1] == 0, "q {} k {}", q.text(), k.text());
+  CAPSTAN_CHECK(q.rank() == 3 && k.rank() == 3 && q[2] == k[2] && k[1] > 0 && q[1] % k[1] == 0, "q {} k {}", q.text(),
+                k.text());
   CAPSTAN_CHECK(keys.v.shape() == k && (!keys.z || keys.z.shape() == k), "k {} v {}", k.text(), keys.v.shape().text());
   CAPSTAN_CHECK(queries.index.dim(0) == q[0] && keys.index.dim(0) == k[0], "q {} k {}", q.text(), k.text());
   CAPSTAN_CHECK(settings.tile >= 1 && settings.tile <= largest_tile, "tile {}", settings.tile);
   CAPSTAN_CHECK((settings.term == TermKind::cope) == bool(queries.table), "a row table and its term go together");
   if (k[0] > 0) {
     const std::int64_t first = keys.index.as<std::int64_t>()[0];
-    CAPSTAN_CHECK(first % settings.tile == 0, "a key chunk begins at {}, not at a multiple of tile {}", first, settings.tile);
+    CAPSTAN_CHECK(first % settings.tile == 0, "a key chunk begins at {}, not at a multiple of tile {}", first,
+                  settings.tile);
     const std::int64_t end = keys.index.as<std::int64_t>()[k[0] - 1] + 1;
     CAPSTAN_CHECK(end - first == k[0], "{} keys with indices from {} to {}", k[0], first, end - 1);
     if (queries.table && queries.q.type() == DType::f64 && end >= longest_f64_sequence)
-      fail(ExitCode::config, "CoPE in f64 counts gates in units of 2^-44: sequences are below {} tokens, this one reaches {}: use f32",
+      fail(ExitCode::config,
+           "CoPE in f64 counts gates in units of 2^-44: sequences are below {} tokens, this one reaches {}: use f32",
            longest_f64_sequence, end);
   }
 }
@@ -253,11 +278,12 @@ void attention_begin(const AttentionState& state) {
   std::fill_n(state.horizon.as<std::int64_t>(), state.horizon.elements(), std::int64_t(-1));
 }
 
-void attention_forward(const AttentionState& state, const QueryChunk& queries, const KeyChunk& keys, const AttentionSettings& settings,
-                       AttentionStats* stats) {
+void attention_forward(const AttentionState& state, const QueryChunk& queries, const KeyChunk& keys,
+                       const AttentionSettings& settings, AttentionStats* stats) {
   check_chunks(queries, keys, settings);
   AttentionStats unused;
-  pick(queries.q, ref::attention_forward, cpu::attention_forward)(state, queries, keys, settings, stats ? *stats : unused);
+  pick(queries.q, ref::attention_forward, cpu::attention_forward)(state, queries, keys, settings,
+                                                                  stats ? *stats : unused);
 }
 
 void attention_finish(const AttentionState& state) {
@@ -274,7 +300,8 @@ void attention_finish(const AttentionState& state) {
   });
 }
 
-void attention_gate_sum(const View& sum, const QueryChunk& queries, const KeyChunk& keys, const AttentionSettings& settings) {
+void attention_gate_sum(const View& sum, const QueryChunk& queries, const KeyChunk& keys,
+                        const AttentionSettings& settings) {
   check_chunks(queries, keys, settings);
   sum.fill_zero();
   pick(queries.q, ref::attention_gate_sum, cpu::attention_gate_sum)(sum, queries, keys, settings);
@@ -286,7 +313,8 @@ void attention_delta(const View& delta, const View& d_o, const View& o) {
     const std::int64_t rows = delta.elements(), columns = o.dim(-1);
     for (std::int64_t at = 0; at < rows; ++at) {
       double sum = 0;
-      for (std::int64_t e = 0; e < columns; ++e) sum += double(d_o.as<Real>()[at * columns + e]) * double(o.as<Real>()[at * columns + e]);
+      for (std::int64_t e = 0; e < columns; ++e)
+        sum += double(d_o.as<Real>()[at * columns + e]) * double(o.as<Real>()[at * columns + e]);
       delta.as<Real>()[at] = Real(sum);
     }
   });
@@ -298,8 +326,9 @@ void attention_backward_begin(const AttentionBackwardState& state, const Attenti
   state.gate_grad.fill_zero();
 }
 
-void attention_backward(const AttentionGradients& out, const AttentionBackwardState& state, const QueryChunk& queries, const KeyChunk& keys,
-                        const View& d_o, const AttentionSaved& saved, const AttentionSettings& settings) {
+void attention_backward(const AttentionGradients& out, const AttentionBackwardState& state, const QueryChunk& queries,
+                        const KeyChunk& keys, const View& d_o, const AttentionSaved& saved,
+                        const AttentionSettings& settings) {
   check_chunks(queries, keys, settings);
   pick(queries.q, ref::attention_backward, cpu::attention_backward)(out, state, queries, keys, d_o, saved, settings);
 }

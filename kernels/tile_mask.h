@@ -16,13 +16,14 @@ struct TileMask {
   bool all = true;                                    ///< every row may see every key
 };
 
-/// rows × keys, both at most largest_tile. `index` and `document` point at the tile's first entries; documents are runs.
+/// rows × keys, both at most largest_tile. `index` and `document` point at the tile's first entries; documents are
+/// runs.
 inline TileMask mask_tile(const std::int64_t* query_index, const std::int64_t* query_document, std::int64_t rows,
                           const std::int64_t* key_index, const std::int64_t* key_document, std::int64_t keys) {
   TileMask mask;
   const std::uint64_t full = keys == 64 ? ~std::uint64_t(0) : (std::uint64_t(1) << keys) - 1;
-  const bool one_document = query_document[0] == query_document[rows - 1] && key_document[0] == key_document[keys - 1] &&
-                            query_document[0] == key_document[0];
+  const bool one_document = query_document[0] == query_document[rows - 1] &&
+                            key_document[0] == key_document[keys - 1] && query_document[0] == key_document[0];
   if (one_document && key_index[keys - 1] <= query_index[0]) {
     std::fill_n(mask.allowed.begin(), rows, full);
     mask.any = true;
@@ -48,8 +49,8 @@ struct TilePair {
 
 enum class Walk : std::uint8_t { near_to_far, far_to_near };
 
-/// Calls body(query_begin, pairs) for each query tile of the chunk, in order, with the key tiles that it sees in the order of
-/// the walk. The only walk over tiles there is. Chunks begin at multiples of `tile`.
+/// Calls body(query_begin, pairs) for each query tile of the chunk, in order, with the key tiles that it sees in the
+/// order of the walk. The only walk over tiles there is. Chunks begin at multiples of `tile`.
 template <class Body>
 void for_each_query_tile(const QueryChunk& queries, const KeyChunk& keys, std::int64_t tile, Walk walk, Body&& body) {
   const std::int64_t query_tokens = queries.index.dim(0), key_tokens = keys.index.dim(0);
@@ -64,9 +65,11 @@ void for_each_query_tile(const QueryChunk& queries, const KeyChunk& keys, std::i
       const std::int64_t kb = (walk == Walk::far_to_near ? step : key_tiles - 1 - step) * tile;
       if (key_index[kb] > query_index[qb + rows - 1]) continue;  // wholly in the future
       const std::int64_t count = std::min(tile, key_tokens - kb), key_end = kb + count - 1;
-      // Documents are runs: a tile that is wholly in the past shares one with the rows only if its last key does with the first.
+      // Documents are runs: a tile that is wholly in the past shares one with the rows only if its last key does with
+      // the first.
       if (key_index[key_end] < query_index[qb] && key_document[key_end] != query_document[qb]) continue;
-      const TileMask mask = mask_tile(query_index + qb, query_document + qb, rows, key_index + kb, key_document + kb, count);
+      const TileMask mask =
+          mask_tile(query_index + qb, query_document + qb, rows, key_index + kb, key_document + kb, count);
       if (mask.any) pairs.push_back(TilePair{qb, rows, kb, count, mask});
     }
     if (!pairs.empty()) body(qb, pairs);

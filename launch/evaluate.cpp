@@ -12,27 +12,33 @@ namespace capstan::launch {
 
 namespace {
 
-/// A file made with another tokenizer has other ids for the same words: its figure would be meaningless, yet look like one.
+/// A file made with another tokenizer has other ids for the same words: its figure would be meaningless, yet look like
+/// one.
 void check_same_tokenizer(const framework::TokenFile& data, const EvaluatedModel& loaded) {
   const framework::TokenFileInfo& info = data.info();
   if (loaded.tokenizer && info.tokenizer_hash != loaded.tokenizer->hash())
-    fail(ExitCode::bad_data, "{}: made with tokenizer {} ({}), the model {} has {} ({}); prepare the text with the model's tokenizer", data.path(),
-         info.tokenizer, info.tokenizer_hash, loaded.folder, loaded.tokenizer->name(), loaded.tokenizer->hash());
+    fail(ExitCode::bad_data,
+         "{}: made with tokenizer {} ({}), the model {} has {} ({}); prepare the text with the model's tokenizer",
+         data.path(), info.tokenizer, info.tokenizer_hash, loaded.folder, loaded.tokenizer->name(),
+         loaded.tokenizer->hash());
 }
 
 framework::PerplexityOptions perplexity_options(const Arguments& arguments) {
   framework::PerplexityOptions options;
   options.window = arguments.integer("window");
   options.stride = arguments.integer("stride");
-  options.convention = arguments.text("convention") == "longlora" ? framework::Convention::longlora : framework::Convention::once;
+  options.convention =
+      arguments.text("convention") == "longlora" ? framework::Convention::longlora : framework::Convention::once;
   options.joined = arguments.text("documents") == "joined";
   options.max_windows = arguments.integer("max-windows");
   options.tile = arguments.integer("tile");
   if (options.stride > options.window)
-    fail(ExitCode::usage, "--stride {} is longer than --window {}: tokens between two windows would not be counted; allowed is 1 to {}",
+    fail(ExitCode::usage,
+         "--stride {} is longer than --window {}: tokens between two windows would not be counted; allowed is 1 to {}",
          options.stride, options.window, options.window);
   if (options.convention == framework::Convention::longlora && arguments.given("documents") && !options.joined)
-    fail(ExitCode::usage, "--convention longlora reads one joined stream; leave --documents separate out, or use --convention once");
+    fail(ExitCode::usage,
+         "--convention longlora reads one joined stream; leave --documents separate out, or use --convention once");
   return options;
 }
 
@@ -71,9 +77,11 @@ framework::PasskeyOptions passkey_options(const Arguments& arguments) {
   options.seed = std::uint64_t(arguments.integer("seed"));
   options.tile = arguments.integer("tile");
   for (const char* own : {"lengths", "depths", "trials", "seed"})
-    if (options.longlora && arguments.given(own)) fail(ExitCode::usage, "--preset longlora brings its own --{}; leave one of them out", own);
+    if (options.longlora && arguments.given(own))
+      fail(ExitCode::usage, "--preset longlora brings its own --{}; leave one of them out", own);
   if (!options.longlora && options.lengths.empty())
-    fail(ExitCode::usage, "eval passkey needs --lengths L,… (prompt tokens with BOS and question) or --preset longlora");
+    fail(ExitCode::usage,
+         "eval passkey needs --lengths L,… (prompt tokens with BOS and question) or --preset longlora");
   return options;
 }
 
@@ -83,8 +91,8 @@ ExitCode run_passkey(const Arguments& arguments, parallel::Communicator& world) 
   const auto grid = evaluation_grid(arguments, world);
   const EvaluatedModel loaded = load_evaluated_model(arguments, world);
   options.bos = loaded.bos;
-  const framework::PasskeyResult result =
-      evaluate_passkey(loaded.need_tokenizer(), grid, options, framework::model_answer(*loaded.model, *grid.ring, options.tile));
+  const framework::PasskeyResult result = evaluate_passkey(
+      loaded.need_tokenizer(), grid, options, framework::model_answer(*loaded.model, *grid.ring, options.tile));
   print_on_first(world, passkey_table(result, loaded.name));
   write_result(world, arguments.text("json"), passkey_json(result, loaded.name, grid));
   return ExitCode::done;
@@ -95,18 +103,23 @@ ExitCode run_passkey(const Arguments& arguments, parallel::Communicator& world) 
 Command perplexity_command() {
   Command command;
   command.syntax.command = "eval perplexity";
-  command.syntax.summary = "Measures perplexity on a token file; --position.* options stretch the model without training.";
+  command.syntax.summary =
+      "Measures perplexity on a token file; --position.* options stretch the model without training.";
   command.syntax.options = model_options(
-      1, {CommandOption::text("data", "", "FILE", "Token file (capstan prepare).").needed(),
-          CommandOption::integer("window", 0, 1, std::int64_t(1) << 30, "tokens", "Tokens that the model reads at once.").needed(),
-          CommandOption::integer("stride", 0, 0, std::int64_t(1) << 30, "tokens", "From one window to the next; 0: half a window."),
-          CommandOption::choice("convention", "once", {"once", "longlora"},
-                                "once: each token counts once, after the first window with at least window - stride tokens before it. "
-                                "longlora: every position of every window counts, over one joined stream."),
-          CommandOption::choice("documents", "separate", {"separate", "joined"},
-                                "separate: windows stay within a document. joined: one stream over all documents."),
-          CommandOption::integer("max-windows", 0, 0, std::int64_t(1) << 40, "windows", "Only the first ones; 0: all."),
-          CommandOption::text("json", "", "FILE", "Also writes the result there.")});
+      1,
+      {CommandOption::text("data", "", "FILE", "Token file (capstan prepare).").needed(),
+       CommandOption::integer("window", 0, 1, std::int64_t(1) << 30, "tokens", "Tokens that the model reads at once.")
+           .needed(),
+       CommandOption::integer("stride", 0, 0, std::int64_t(1) << 30, "tokens",
+                              "From one window to the next; 0: half a window."),
+       CommandOption::choice(
+           "convention", "once", {"once", "longlora"},
+           "once: each token counts once, after the first window with at least window - stride tokens before it. "
+           "longlora: every position of every window counts, over one joined stream."),
+       CommandOption::choice("documents", "separate", {"separate", "joined"},
+                             "separate: windows stay within a document. joined: one stream over all documents."),
+       CommandOption::integer("max-windows", 0, 0, std::int64_t(1) << 40, "windows", "Only the first ones; 0: all."),
+       CommandOption::text("json", "", "FILE", "Also writes the result there.")});
   command.syntax.recipe = true;
   command.run = run_perplexity;
   return command;
@@ -117,12 +130,15 @@ Command passkey_command() {
   command.syntax.command = "eval passkey";
   command.syntax.summary = "Asks for a number hidden in a long text; greedy, exact match.";
   command.syntax.options = model_options(
-      1, {CommandOption::text("lengths", "", "L,…", "Prompt lengths in tokens, with BOS and question."),
-          CommandOption::integer("depths", 5, 1, 1000, "depths", "Places of the key, evenly from the start to the end; one: the middle."),
-          CommandOption::integer("trials", 4, 1, 1000000, "keys", "Keys per length and depth."),
-          CommandOption::integer("seed", 1, 0, std::int64_t(1) << 52, "", "Of the keys."),
-          CommandOption::choice("preset", "none", {"none", "longlora"}, "longlora: the 8 lengths × 20 draws of its evaluation."),
-          CommandOption::text("json", "", "FILE", "Also writes the result there, with every prompt's tail and answer.")});
+      1,
+      {CommandOption::text("lengths", "", "L,…", "Prompt lengths in tokens, with BOS and question."),
+       CommandOption::integer("depths", 5, 1, 1000, "depths",
+                              "Places of the key, evenly from the start to the end; one: the middle."),
+       CommandOption::integer("trials", 4, 1, 1000000, "keys", "Keys per length and depth."),
+       CommandOption::integer("seed", 1, 0, std::int64_t(1) << 52, "", "Of the keys."),
+       CommandOption::choice("preset", "none", {"none", "longlora"},
+                             "longlora: the 8 lengths × 20 draws of its evaluation."),
+       CommandOption::text("json", "", "FILE", "Also writes the result there, with every prompt's tail and answer.")});
   command.syntax.recipe = true;
   command.run = run_passkey;
   return command;

@@ -15,32 +15,38 @@ using kernels::DType;
 
 std::vector<CommandOption> model_options(std::int64_t ring, std::vector<CommandOption> own) {
   std::vector<CommandOption> all = {
-      CommandOption::text("model", "", "DIR", "Model folder, checkpoint, or run folder (its newest checkpoint).").needed()};
+      CommandOption::text("model", "", "DIR", "Model folder, checkpoint, or run folder (its newest checkpoint).")
+          .needed()};
   all.insert(all.end(), own.begin(), own.end());
   const std::vector<CommandOption> rest = {
-      CommandOption::integer("ring", ring, 0, 1 << 20, "ranks", "Ranks that share a sequence; 0: all. The rest of the ranks share the work."),
+      CommandOption::integer("ring", ring, 0, 1 << 20, "ranks",
+                             "Ranks that share a sequence; 0: all. The rest of the ranks share the work."),
       CommandOption::choice("device", "cpu", {"cpu", "ref"}, "cpu: fast; ref: naive, also in double precision."),
       CommandOption::choice("precision", "f32", {"f32", "f64"}, "f64 needs --device ref."),
-      CommandOption::integer("tile", 64, 1, kernels::largest_tile, "tokens", "Attention tile; as in training for the same bits."),
+      CommandOption::integer("tile", 64, 1, kernels::largest_tile, "tokens",
+                             "Attention tile; as in training for the same bits."),
   };
   all.insert(all.end(), rest.begin(), rest.end());
   return all;
 }
 
 const framework::Tokenizer& EvaluatedModel::need_tokenizer() const {
-  if (!tokenizer) fail(ExitCode::bad_data, "{}: the model has no tokenizer; import it again with --tokenizer FILE", folder);
+  if (!tokenizer)
+    fail(ExitCode::bad_data, "{}: the model has no tokenizer; import it again with --tokenizer FILE", folder);
   return *tokenizer;
 }
 
 namespace {
 
 /// The model's encoding with the command line's --position.* over it; `changes` names them.
-framework::PositionConfig position_of(const Arguments& arguments, const framework::PositionConfig& trained, std::string& changes) {
+framework::PositionConfig position_of(const Arguments& arguments, const framework::PositionConfig& trained,
+                                      std::string& changes) {
   framework::Recipe recipe;
   recipe.position = trained;
   for (const auto& [name, value] : arguments.recipe_options()) {
     if (name.compare(0, 9, "position.") != 0)
-      fail(ExitCode::usage, "--{} has no meaning here; of a recipe's options only --position.* are read, over the model's own", name);
+      fail(ExitCode::usage,
+           "--{} has no meaning here; of a recipe's options only --position.* are read, over the model's own", name);
     changes += fmt::format("{}{} = {}", changes.empty() ? "" : ", ", name, value);
   }
   arguments.apply_to(recipe);
@@ -52,14 +58,16 @@ framework::PositionConfig position_of(const Arguments& arguments, const framewor
 EvaluatedModel load_evaluated_model(const Arguments& arguments, parallel::Communicator& world) {
   const Device device = arguments.text("device") == "ref" ? Device::ref : Device::cpu;
   const DType type = arguments.text("precision") == "f64" ? DType::f64 : DType::f32;
-  if (type == DType::f64 && device != Device::ref) fail(ExitCode::usage, "--precision f64 is computed on --device ref only");
+  if (type == DType::f64 && device != Device::ref)
+    fail(ExitCode::usage, "--precision f64 is computed on --device ref only");
 
   EvaluatedModel loaded;
   loaded.tile = arguments.integer("tile");
   loaded.folder = framework::resolve_model_folder(arguments.text("model"));
   // The manifest holds the checksums of all other files.
-  parallel::require_agreement(world, {{"binary", kernels::build_text()},
-                                      {"model " + loaded.folder, framework::hex(framework::xxh3_of_file(loaded.folder + "/manifest.json"))}});
+  parallel::require_agreement(
+      world, {{"binary", kernels::build_text()},
+              {"model " + loaded.folder, framework::hex(framework::xxh3_of_file(loaded.folder + "/manifest.json"))}});
   framework::PositionConfig position;
   std::string changes;
   const bool changed = !arguments.recipe_options().empty();
@@ -69,7 +77,8 @@ EvaluatedModel load_evaluated_model(const Arguments& arguments, parallel::Commun
   loaded.model = std::move(parts.model);
   loaded.tokenizer = std::move(parts.tokenizer);
   loaded.bos = parts.header.bos >= 0 || !loaded.tokenizer ? parts.header.bos : loaded.tokenizer->bos();
-  loaded.ends = !parts.header.end_tokens.empty() || !loaded.tokenizer ? parts.header.end_tokens : loaded.tokenizer->end();
+  loaded.ends =
+      !parts.header.end_tokens.empty() || !loaded.tokenizer ? parts.header.end_tokens : loaded.tokenizer->end();
   return loaded;
 }
 

@@ -28,8 +28,8 @@ struct EvaluatedModel {
   const framework::Tokenizer& need_tokenizer() const;
 };
 
-/// Loads what --model names; --position.* options win over the model's own and everything else of a recipe is refused. All ranks
-/// call; ranks whose binary or model differ are refused.
+/// Loads what --model names; --position.* options win over the model's own and everything else of a recipe is refused.
+/// All ranks call; ranks whose binary or model differ are refused.
 EvaluatedModel load_evaluated_model(const Arguments& arguments, parallel::Communicator& world);
 
 /// data × ring by --ring.

@@ -94,7 +94,7 @@ void add_tokenizer(Import& import, const std::string& which, const std::string& 
   const bool bytes = tokenizer->name() == "bytes";
   header.tokenizer = bytes ? "bytes" : "tokenizer.model";
   if (!bytes) import.extras.tokenizer_model = framework::read_file(fs::is_directory(which) ? join(which, "tokenizer.model") : which);
-  import.tokenizer = fmt::format("{}, {} tokens", bytes ? "bytes" : which, tokenizer->vocabulary());
+  import.tokenizer = fmt::format("{}, {} tokens", tokenizer->name(), tokenizer->vocabulary());
 }
 
 Import read_hf_folder(const std::string& folder, const std::string& tokenizer, const std::string& end_tokens) {
@@ -159,7 +159,7 @@ Command import_command() {
   command.syntax.options = {
       CommandOption::text("output", "", "DIR", "Model folder to write. An earlier import of this name is replaced.").needed(),
       CommandOption::text("tokenizer", "", "bytes|MODEL", "SentencePiece .model file, or bytes. Empty: tokenizer.model in HF_DIR, if there is one."),
-      CommandOption::text("end-token", "", "ID,…", "Token ids that end a text. Empty: eos_token_id of config.json."),
+      CommandOption::text("end-token", "", "ID,ID", "Token ids that end a text. Empty: eos_token_id of config.json."),
   };
   command.run = run_import;
   return command;

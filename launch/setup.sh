@@ -51,11 +51,11 @@ recipe_data() {  # recipe_data CAPSTAN NAME...: makes what recipes name under ru
     case $name in
       stories260K)
         [ -d runs/stories260K ] || "$capstan" import recipes/models/stories260K --output runs/stories260K \
-          --tokenizer recipes/models/stories260K/tok512.model --end-token 1 ;;
+          --tokenizer recipes/models/stories260K/tok512.model --end-token 1 || return ;;
       stories-train | stories-heldout)
-        [ -f "runs/data/$name.h5" ] || "$capstan" prepare "recipes/data/$name.jsonl" --tokenizer runs/stories260K --output "runs/data/$name.h5" ;;
+        [ -f "runs/data/$name.h5" ] || "$capstan" prepare "recipes/data/$name.jsonl" --tokenizer runs/stories260K --output "runs/data/$name.h5" || return ;;
       smoke)
-        [ -f runs/data/smoke.h5 ] || "$capstan" prepare recipes/data/stories-heldout.jsonl --tokenizer bytes --output runs/data/smoke.h5 ;;
+        [ -f runs/data/smoke.h5 ] || "$capstan" prepare recipes/data/stories-heldout.jsonl --tokenizer bytes --output runs/data/smoke.h5 || return ;;
       *) echo "launch: no recipe data is called $name" >&2; return 2 ;;
     esac
   done

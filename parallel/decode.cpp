@@ -17,9 +17,10 @@ void copy_rows(const Tensor& target, std::int64_t at, const View& source, std::i
   if (source) target.view().rows(at, at + n).copy_from(source[0].rows(from, from + n));
 }
 
-/// Gate sums [chunks, H] of every chunk, each from its owner. Ranks send as many rows as the rank with the most chunks has.
-Tensor gather_gate_sums(Communicator& ring, const GrowingLayout& layout, const KeyCache& cache, const kernels::QueryChunk& query,
-                        const AttentionSettings& settings) {
+/// Gate sums [chunks, H] of every chunk, each from its owner. Ranks send as many rows as the rank with the most chunks
+/// has.
+Tensor gather_gate_sums(Communicator& ring, const GrowingLayout& layout, const KeyCache& cache,
+                        const kernels::QueryChunk& query, const AttentionSettings& settings) {
   const std::vector<Chunk>& chunks = layout.chunks();
   const std::int64_t heads = query.q.dim(1);
   std::vector<std::int64_t> count(static_cast<std::size_t>(ring.size()));
@@ -35,7 +36,8 @@ Tensor gather_gate_sums(Communicator& ring, const GrowingLayout& layout, const K
   ring.all_gather(mine, all);
   Tensor sums({std::int64_t(chunks.size()), heads}, DType::i64, device);
   std::fill(count.begin(), count.end(), 0);
-  for (std::size_t c = 0; c < chunks.size(); ++c) sums.view()[c].copy_from(all.view()[chunks[c].owner][count[chunks[c].owner]++]);
+  for (std::size_t c = 0; c < chunks.size(); ++c)
+    sums.view()[c].copy_from(all.view()[chunks[c].owner][count[chunks[c].owner]++]);
   return sums;
 }
 
@@ -100,7 +102,8 @@ KeyCache::KeyCache(const GrowingLayout& layout, int rank, const RingInputs& prom
     piece.tokens = n;
     from += n;
   }
-  CAPSTAN_CHECK(from == prompt.k.dim(1), "the layout gives {} tokens to rank {}, the shard has {}", from, rank, prompt.k.dim(1));
+  CAPSTAN_CHECK(from == prompt.k.dim(1), "the layout gives {} tokens to rank {}, the shard has {}", from, rank,
+                prompt.k.dim(1));
 }
 
 /// The chunk's piece, able to hold `tokens`; its buffers double until they reach the chunk's limit.
@@ -116,7 +119,8 @@ KeyCache::Piece& KeyCache::piece_with_room(int chunk, std::int64_t tokens, std::
   const std::int64_t wanted = std::min(limit, std::max({tokens, 2 * capacity, std::int64_t(32)}));
   const auto grow = [&](Tensor& buffer, const View& row) {
     if (!row) return;
-    Tensor larger(row.shape().rank() == 2 ? Shape{wanted} : Shape{wanted, row.dim(2), row.dim(3)}, row.type(), row.device());
+    Tensor larger(row.shape().rank() == 2 ? Shape{wanted} : Shape{wanted, row.dim(2), row.dim(3)}, row.type(),
+                  row.device());
     if (buffer) larger.view().rows(0, piece.tokens).copy_from(buffer.view().rows(0, piece.tokens));
     buffer = std::move(larger);
   };
@@ -163,12 +167,19 @@ RingSaved decode_attention(Communicator& ring, const GrowingLayout& layout, cons
   }
   // o, m and l in one buffer, so that the state is one message.
   const Tensor state({heads * (columns + 2)}, type, device), states({ring.size(), heads * (columns + 2)}, type, device);
-  const auto part = [&](std::int64_t from, const Shape& shape) { return state.view().rows(from, from + shape.elements()).reshape(shape); };
-  const kernels::AttentionState own{part(0, {1, heads, columns}), part(heads * columns, {1, heads}), part(heads * (columns + 1), {1, heads}),
-                                    carry, horizon, horizon_carry};
+  const auto part = [&](std::int64_t from, const Shape& shape) {
+    return state.view().rows(from, from + shape.elements()).reshape(shape);
+  };
+  const kernels::AttentionState own{part(0, {1, heads, columns}),
+                                    part(heads * columns, {1, heads}),
+                                    part(heads * (columns + 1), {1, heads}),
+                                    carry,
+                                    horizon,
+                                    horizon_carry};
   attention_begin(own);
   for (auto piece = cache.pieces().rbegin(); piece != cache.pieces().rend(); ++piece) {
-    if (carry) carry.view().copy_from(carries.view()[piece->chunk]);  // what lies between two chunks of this rank counts too
+    if (carry)
+      carry.view().copy_from(carries.view()[piece->chunk]);  // what lies between two chunks of this rank counts too
     attention_forward(own, query, piece->keys(), settings, stats);
   }
   ring.all_gather(state, states);
@@ -176,16 +187,19 @@ RingSaved decode_attention(Communicator& ring, const GrowingLayout& layout, cons
   RingSaved result;
   result.o = Tensor({1, 1, heads, columns}, type, device);
   result.lse = Tensor({1, 1, heads}, type, device);
-  fold_states(result.o.view().reshape({heads, columns}), result.lse.view().reshape({heads}), states, newest_first(layout));
+  fold_states(result.o.view().reshape({heads, columns}), result.lse.view().reshape({heads}), states,
+              newest_first(layout));
   return result;
 }
 
 /// The softmax of all keys from those of disjoint parts, in the parts' common scale:
 ///   m = max m_p,  l = Σ_p l_p e^{m_p - m},  o = Σ_p o_p e^{m_p - m} / l,  lse = m + ln l.
-/// The first part is taken as it is and parts without keys change nothing, so that one rank's result has the bits of its walk.
+/// The first part is taken as it is and parts without keys change nothing, so that one rank's result has the bits of
+/// its walk.
 void fold_states(const View& o, const View& lse, const View& states, const std::vector<int>& order) {
   const std::int64_t heads = o.dim(0), columns = o.dim(1);
-  CAPSTAN_CHECK(!order.empty() && states.dim(1) == heads * (columns + 2), "states {} for o {}", states.shape().text(), o.shape().text());
+  CAPSTAN_CHECK(!order.empty() && states.dim(1) == heads * (columns + 2), "states {} for o {}", states.shape().text(),
+                o.shape().text());
   const Tensor l = zeros_like(lse);
   const auto part = [&](int which, std::int64_t from, const Shape& shape) {
     return states[which].rows(from, from + shape.elements()).reshape(shape);

@@ -1,13 +1,15 @@
 #pragma once
 // Attention of one new token over the cached keys of a sequence whose chunks lie on the ranks of a ring.
 //
-//   prompt of 130 tokens, 2 ranks, tile 64        chunk 0 [0, 128) rank 0     chunk 1 [128, 130) rank 1      SequenceLayout::contiguous
-//   after 62 new tokens                                                       chunk 1 [128, 192) rank 1      filled up on its owner
-//   after 400 more            chunk 2 [192, 448) rank 0     chunk 3 [448, …) rank 1          256 tokens each, in turn
+//   2 ranks, tile 64      rank 0               rank 1
+//   prompt of 130         chunk 0 [0, 128)     chunk 1 [128, 130)     SequenceLayout::contiguous
+//   62 new tokens later                        chunk 1 [128, 192)     filled up on its owner
+//   400 later             chunk 2 [192, 448)   chunk 3 [448, 592)     256 tokens each, to the ranks in turn
 //
-// One step, on every rank alike: the owner of the newest chunk appends the new row's keys, each rank walks its own chunks near → far
-// with one softmax state, and the states (m, l, O) are all-gathered and folded. CoPE's gate sum on entry of a chunk is the sum
-// over all nearer chunks, whoever owns them: the ranks all-gather their chunks' gate sums first. All ranks get the same bits.
+// One step, on every rank alike: the owner of the newest chunk appends the new row's keys, each rank walks its own
+// chunks near → far with one softmax state, and the states (m, l, O) are all-gathered and folded. CoPE's gate sum on
+// entry of a chunk is the sum over all nearer chunks, whoever owns them: the ranks all-gather their chunks' gate sums
+// first. All ranks get the same bits.
 
 #include <vector>
 
@@ -47,9 +49,9 @@ class KeyCache {
   void append(const GrowingLayout& layout, const RingInputs& row);
 
   struct Piece {
-    int chunk;            ///< of the layout
-    std::int64_t tokens;  ///< kept so far
-    Tensor k, v, z;       // [capacity, G, D]
+    int chunk;                         ///< of the layout
+    std::int64_t tokens;               ///< kept so far
+    Tensor k, v, z;                    // [capacity, G, D]
     Tensor index, position, document;  // [capacity] i64
     kernels::KeyChunk keys() const;
   };
@@ -62,13 +64,15 @@ class KeyCache {
   std::vector<Piece> pieces_;
 };
 
-/// o [1, 1, H, E] and lse [1, 1, H] of the new token's row: in.q and in.table [1, 1, H, ·] are the same on all ranks, its keys are
-/// already in the cache. Called by all ranks of the ring, also by those that hold no chunk. No horizon: there is no backward.
+/// o [1, 1, H, E] and lse [1, 1, H] of the new token's row: in.q and in.table [1, 1, H, ·] are the same on all ranks,
+/// its keys are already in the cache. Called by all ranks of the ring, also by those that hold no chunk. No horizon:
+/// there is no backward.
 RingSaved decode_attention(Communicator& ring, const GrowingLayout& layout, const KeyCache& cache, const RingInputs& in,
                            const AttentionSettings& settings, AttentionStats* stats);
 
-/// Folds finished parts of one softmax: states holds `parts` times (o [H, E] before normalisation, m [H], l [H]), near → far as `order`
-/// lists them. The only place where partial states meet. A part that saw no key has l = 0. Overwrites o [H, E] and lse [H].
+/// Folds finished parts of one softmax: states holds `parts` times (o [H, E] before normalisation, m [H], l [H]), near
+/// → far as `order` lists them. The only place where partial states meet. A part that saw no key has l = 0. Overwrites
+/// o [H, E] and lse [H].
 void fold_states(const View& o, const View& lse, const View& states, const std::vector<int>& order);
 
 }  // namespace capstan::parallel

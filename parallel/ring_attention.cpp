@@ -44,7 +44,8 @@ class Carver {
 KeyBlock make_key_block(const RingInputs& in, std::int64_t tokens) {
   const std::int64_t batch = in.k.dim(0), groups = in.k.dim(2), depth = in.k.dim(3);
   KeyBlock block;
-  block.memory = Tensor({chunk_bytes(batch, tokens, groups, depth, bool(in.z), in.k.type()).keys}, DType::u8, in.k.device());
+  block.memory =
+      Tensor({chunk_bytes(batch, tokens, groups, depth, bool(in.z), in.k.type()).keys}, DType::u8, in.k.device());
   Carver carver(block.memory, in.k.device());
   const Shape keys{batch, tokens, groups, depth}, row{batch, tokens};
   // 8-byte integers first, so that every view is aligned whatever the sizes.
@@ -83,7 +84,9 @@ KeyGradients make_key_gradients(const RingInputs& in, std::int64_t tokens) {
   KeyGradients gradients;
   gradients.memory = Tensor({(in.z ? 3 : 2) * shape.elements()}, in.k.type(), in.k.device());
   gradients.all = gradients.memory;
-  const auto part = [&](std::int64_t i) { return gradients.all.rows(i * shape.elements(), (i + 1) * shape.elements()).reshape(shape); };
+  const auto part = [&](std::int64_t i) {
+    return gradients.all.rows(i * shape.elements(), (i + 1) * shape.elements()).reshape(shape);
+  };
   gradients.dk = part(0);
   gradients.dv = part(1);
   if (in.z) gradients.dz = part(2);
@@ -99,12 +102,13 @@ QueryChunk query_rows(const RingInputs& in, std::int64_t b, std::int64_t begin, 
 constexpr int keys_tag(int chunk) { return 2 * chunk; }
 constexpr int gradients_tag(int chunk) { return 2 * chunk + 1; }
 
-/// The walk that forward and backward share: keeps the key chunks in hand, posts each slot's exchange before its work, calls
-/// `work`, then lets go of what no later slot needs. Empty chunks neither move nor compute.
+/// The walk that forward and backward share: keeps the key chunks in hand, posts each slot's exchange before its work,
+/// calls `work`, then lets go of what no later slot needs. Empty chunks neither move nor compute.
 class Player {
  public:
   Player(const Ring& ring, const RingInputs& in, const std::vector<Slot>& slots) : ring_(ring), in_(in), slots_(slots) {
-    for (int chunk : ring.layout.owned(ring.comm.rank())) held_.emplace(chunk, pack_own(in, ring.layout.local_offset(chunk), tokens(chunk)));
+    for (int chunk : ring.layout.owned(ring.comm.rank()))
+      held_.emplace(chunk, pack_own(in, ring.layout.local_offset(chunk), tokens(chunk)));
   }
 
   std::int64_t tokens(int chunk) const { return ring_.layout.chunks()[chunk].tokens(); }
@@ -152,7 +156,8 @@ class Player {
 
 /// Calls body(b, begin, end, first tile) for pieces of a query chunk that are whole tiles, with progress in between.
 template <class Body>
-void for_each_piece(const Ring& ring, const RingInputs& in, int chunk, std::int64_t tile, Pending& pending, Body&& body) {
+void for_each_piece(const Ring& ring, const RingInputs& in, int chunk, std::int64_t tile, Pending& pending,
+                    Body&& body) {
   const std::int64_t begin = ring.layout.local_offset(chunk), end = begin + ring.layout.chunks()[chunk].tokens();
   std::int64_t first_tile = 0;
   for (int c : ring.layout.owned(ring.comm.rank()))
@@ -173,12 +178,14 @@ std::int64_t local_tiles(const Ring& ring, std::int64_t tile) {
 
 }  // namespace
 
-ChunkBytes chunk_bytes(std::int64_t batch, std::int64_t tokens, std::int64_t groups, std::int64_t head_size, bool with_z, DType type) {
+ChunkBytes chunk_bytes(std::int64_t batch, std::int64_t tokens, std::int64_t groups, std::int64_t head_size,
+                       bool with_z, DType type) {
   const std::int64_t elements = batch * tokens * groups * head_size * (with_z ? 3 : 2) * kernels::size_of(type);
   return {elements + 3 * batch * tokens * 8, elements};
 }
 
-RingSaved ring_attention_forward(const Ring& ring, const RingInputs& in, const AttentionSettings& settings, AttentionStats* stats) {
+RingSaved ring_attention_forward(const Ring& ring, const RingInputs& in, const AttentionSettings& settings,
+                                 AttentionStats* stats) {
   const std::int64_t batch = in.q.dim(0), local = in.q.dim(1), heads = in.q.dim(2), depth = in.q.dim(3);
   CAPSTAN_CHECK(local == ring.layout.local_tokens(ring.comm.rank()), "{} local tokens, the layout says {}", local,
                 ring.layout.local_tokens(ring.comm.rank()));
@@ -201,7 +208,11 @@ RingSaved ring_attention_forward(const Ring& ring, const RingInputs& in, const A
   const auto piece = [&](std::int64_t b, std::int64_t begin, std::int64_t end, std::int64_t tile) {
     const auto rows = [&](const View& x) { return x ? x[b].rows(begin, end) : View(); };
     const std::int64_t tile_end = tile + (end - begin + settings.tile - 1) / settings.tile;
-    return kernels::AttentionState{rows(all.o),     rows(all.m), rows(all.l), rows(all.carry), all.horizon ? all.horizon[b].rows(tile, tile_end) : View(),
+    return kernels::AttentionState{rows(all.o),
+                                   rows(all.m),
+                                   rows(all.l),
+                                   rows(all.carry),
+                                   all.horizon ? all.horizon[b].rows(tile, tile_end) : View(),
                                    rows(all.horizon_carry)};
   };
 
@@ -210,7 +221,8 @@ RingSaved ring_attention_forward(const Ring& ring, const RingInputs& in, const A
               [&](const Work& work, const KeyBlock& block, Pending& pending) {
                 for_each_piece(ring, in, work.query_chunk, settings.tile, pending,
                                [&](std::int64_t b, std::int64_t begin, std::int64_t end, std::int64_t tile) {
-                                 attention_forward(piece(b, begin, end, tile), query_rows(in, b, begin, end), block.sequence(b), settings, stats);
+                                 attention_forward(piece(b, begin, end, tile), query_rows(in, b, begin, end),
+                                                   block.sequence(b), settings, stats);
                                });
               },
               [](const Slot&) {});
@@ -218,10 +230,11 @@ RingSaved ring_attention_forward(const Ring& ring, const RingInputs& in, const A
   return saved;
 }
 
-/// Backward of ring_attention_forward: the same walk far → near. A key chunk's gradients ride behind it as one sum; each rank
-/// computes its own part first and then adds it to what arrives, so that no rank waits for the sum before it works.
-void ring_attention_backward(const Ring& ring, const RingGradients& out, const RingInputs& in, const RingSaved& saved, const View& d_o,
-                             const AttentionSettings& settings) {
+/// Backward of ring_attention_forward: the same walk far → near. A key chunk's gradients ride behind it as one sum;
+/// each rank computes its own part first and then adds it to what arrives, so that no rank waits for the sum before it
+/// works.
+void ring_attention_backward(const Ring& ring, const RingGradients& out, const RingInputs& in, const RingSaved& saved,
+                             const View& d_o, const AttentionSettings& settings) {
   const int rank = ring.comm.rank();
   const Tensor delta = zeros_like(saved.lse);
   Tensor carry, gate_grad;
@@ -234,23 +247,28 @@ void ring_attention_backward(const Ring& ring, const RingGradients& out, const R
   kernels::attention_delta(delta, d_o, saved.o);
   kernels::attention_backward_begin({carry, gate_grad}, {saved.lse, delta, saved.horizon, saved.horizon_carry});
 
-  std::map<int, KeyGradients> own, arriving, leaving;  // by chunk: this slot's part; what others summed so far; being sent
+  std::map<int, KeyGradients> own, arriving,
+      leaving;  // by chunk: this slot's part; what others summed so far; being sent
   std::unique_ptr<Pending> sending;
   // A rank without rows of its own still hands on what passes through: its part is zero.
   const auto part_of = [&](int chunk) -> KeyGradients& {
     const auto found = own.find(chunk);
-    return found != own.end() ? found->second : own.emplace(chunk, make_key_gradients(in, ring.layout.chunks()[chunk].tokens())).first->second;
+    return found != own.end()
+               ? found->second
+               : own.emplace(chunk, make_key_gradients(in, ring.layout.chunks()[chunk].tokens())).first->second;
   };
   const auto work_on = [&](const Work& work, const KeyBlock& block, Pending& pending) {
     KeyGradients& part = part_of(work.key_chunk);
-    for_each_piece(ring, in, work.query_chunk, settings.tile, pending, [&](std::int64_t b, std::int64_t begin, std::int64_t end, std::int64_t tile) {
-      const auto rows = [&](const View& x) { return x ? x[b].rows(begin, end) : View(); };
-      const std::int64_t tile_end = tile + (end - begin + settings.tile - 1) / settings.tile;
-      const View horizon = in.table ? saved.horizon.view()[b].rows(tile, tile_end) : View();
-      attention_backward({rows(out.dq), rows(out.dtable), part.dk[b], part.dv[b], part.dz ? part.dz[b] : View()}, {rows(carry), rows(gate_grad)},
-                         query_rows(in, b, begin, end), block.sequence(b), rows(d_o), {rows(saved.lse), rows(delta), horizon, rows(saved.horizon_carry)},
-                         settings);
-    });
+    for_each_piece(ring, in, work.query_chunk, settings.tile, pending,
+                   [&](std::int64_t b, std::int64_t begin, std::int64_t end, std::int64_t tile) {
+                     const auto rows = [&](const View& x) { return x ? x[b].rows(begin, end) : View(); };
+                     const std::int64_t tile_end = tile + (end - begin + settings.tile - 1) / settings.tile;
+                     const View horizon = in.table ? saved.horizon.view()[b].rows(tile, tile_end) : View();
+                     attention_backward(
+                         {rows(out.dq), rows(out.dtable), part.dk[b], part.dv[b], part.dz ? part.dz[b] : View()},
+                         {rows(carry), rows(gate_grad)}, query_rows(in, b, begin, end), block.sequence(b), rows(d_o),
+                         {rows(saved.lse), rows(delta), horizon, rows(saved.horizon_carry)}, settings);
+                   });
   };
   Player player(ring, in, ring.schedule.backward.at(rank));
   player.play(
@@ -282,7 +300,9 @@ void ring_attention_backward(const Ring& ring, const RingGradients& out, const R
     const KeyGradients& sum = part_of(chunk);
     const std::int64_t begin = ring.layout.local_offset(chunk);
     for (std::int64_t b = 0; b < in.k.dim(0); ++b) {
-      const auto home = [&](const View& target, const View& part) { target[b].rows(begin, begin + part.dim(1)).copy_from(part[b]); };
+      const auto home = [&](const View& target, const View& part) {
+        target[b].rows(begin, begin + part.dim(1)).copy_from(part[b]);
+      };
       home(out.dk, sum.dk);
       home(out.dv, sum.dv);
       if (in.z) home(out.dz, sum.dz);

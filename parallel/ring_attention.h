@@ -1,6 +1,6 @@
 #pragma once
-// Exact attention over a sequence that is sharded over a ring of ranks. Plays a ring_schedule with double buffering: the next
-// exchange is posted before the block in hand is computed on.
+// Exact attention over a sequence that is sharded over a ring of ranks. Plays a ring_schedule with double buffering:
+// the next exchange is posted before the block in hand is computed on.
 
 #include <map>
 #include <memory>
@@ -49,18 +49,22 @@ struct RingSaved {
 
 /// All overwritten.
 struct RingGradients {
-  View dq;         ///< [B, T, H, D]
-  View dk, dv;     ///< [B, T, G, D]
-  View dz;         ///< [B, T, G, D] or absent
-  View dtable;     ///< [B, T, H, P + 1] or absent
+  View dq;      ///< [B, T, H, D]
+  View dk, dv;  ///< [B, T, G, D]
+  View dz;      ///< [B, T, G, D] or absent
+  View dtable;  ///< [B, T, H, P + 1] or absent
 };
 
-RingSaved ring_attention_forward(const Ring& ring, const RingInputs& in, const AttentionSettings& settings, AttentionStats* stats);
-void ring_attention_backward(const Ring& ring, const RingGradients& out, const RingInputs& in, const RingSaved& saved, const View& d_o,
-                             const AttentionSettings& settings);
+RingSaved ring_attention_forward(const Ring& ring, const RingInputs& in, const AttentionSettings& settings,
+                                 AttentionStats* stats);
+void ring_attention_backward(const Ring& ring, const RingGradients& out, const RingInputs& in, const RingSaved& saved,
+                             const View& d_o, const AttentionSettings& settings);
 
 /// Bytes of one chunk's message: k, v, z and the three arrays; and of its gradients. For `plan`.
-struct ChunkBytes { std::int64_t keys, gradients; };
-ChunkBytes chunk_bytes(std::int64_t batch, std::int64_t tokens, std::int64_t groups, std::int64_t head_size, bool with_z, kernels::DType type);
+struct ChunkBytes {
+  std::int64_t keys, gradients;
+};
+ChunkBytes chunk_bytes(std::int64_t batch, std::int64_t tokens, std::int64_t groups, std::int64_t head_size,
+                       bool with_z, kernels::DType type);
 
 }  // namespace capstan::parallel

@@ -45,7 +45,8 @@ Table contiguous_backward(int ranks) {
 }  // namespace
 
 RingSchedule contiguous_schedule(const SequenceLayout& layout) {
-  CAPSTAN_CHECK(int(layout.chunks().size()) == layout.ranks(), "{} chunks on {} ranks", layout.chunks().size(), layout.ranks());
+  CAPSTAN_CHECK(int(layout.chunks().size()) == layout.ranks(), "{} chunks on {} ranks", layout.chunks().size(),
+                layout.ranks());
   return RingSchedule{"contiguous", contiguous_forward(layout.ranks()), contiguous_backward(layout.ranks())};
 }
 

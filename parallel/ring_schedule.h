@@ -1,14 +1,15 @@
 #pragma once
-// A schedule is a table: per rank, a list of slots; per slot, which query chunk meets which key chunk and what moves meanwhile.
-// Schedules are built by pure functions and enumerated by tests without any communicator; ring_attention only plays them.
+// A schedule is a table: per rank, a list of slots; per slot, which query chunk meets which key chunk and what moves
+// meanwhile. Schedules are built by pure functions and enumerated by tests without any communicator; ring_attention
+// only plays them.
 //
 //   contiguous forward, 3 ranks: slot s, rank r works on key chunk r - s (near → far) and hands it on to rank r + 1
 //        slot   rank 0    rank 1    rank 2
 //         0     q0·k0     q1·k1     q2·k2
 //         1       -       q1·k0     q2·k1
 //         2       -         -       q2·k0
-//   backward: far → near; key chunk c goes from its owner straight to rank W-1, then down to c + 1, its gradients with it and
-//   home last; the own chunk is done last by all
+//   backward: far → near; key chunk c goes from its owner straight to rank W-1, then down to c + 1, its gradients with it
+//   and home last; the own chunk is done last by all
 //        slot   rank 0    rank 1    rank 2
 //         0       -         -         -        (k0 → rank 2)
 //         1       -         -       q2·k0      (k1 → rank 2)
@@ -22,11 +23,16 @@
 
 namespace capstan::parallel {
 
-struct Work { int query_chunk, key_chunk; };
+struct Work {
+  int query_chunk, key_chunk;
+};
 
 /// `keys`: posted when the slot begins, in hand at the receiver from the next slot on.
-/// `gradients`: sent when the slot's work is done; the receiver has posted it in the *next* slot and adds its own part after.
-struct Transfer { int chunk, peer; };
+/// `gradients`: sent when the slot's work is done; the receiver has posted it in the *next* slot and adds its own part
+/// after.
+struct Transfer {
+  int chunk, peer;
+};
 
 struct Slot {
   std::vector<Work> work;

@@ -1,10 +1,10 @@
 #pragma once
 // Who owns which token. The only source of ownership: every shard, schedule and gather asks here.
 //
-//   contiguous, S = 10 tiles, 3 ranks:     rank 0: [0 1 2 3]   rank 1: [4 5 6]   rank 2: [7 8 9]      (one chunk a rank)
+//   contiguous, S = 10 tiles, 3 ranks:   rank 0: [0 1 2 3]   rank 1: [4 5 6]   rank 2: [7 8 9]   (one chunk a rank)
 //
-// A sequence is cut into chunks at multiples of `unit` = lcm(tile, block); only the last tile may be short. Ranks past the end
-// own empty chunks and still join every collective. A rank's local tokens are its chunks in sequence order.
+// A sequence is cut into chunks at multiples of `unit` = lcm(tile, block); only the last tile may be short. Ranks past
+// the end own empty chunks and still join every collective. A rank's local tokens are its chunks in sequence order.
 
 #include <cstdint>
 #include <string>

@@ -5,8 +5,8 @@
 //   p_j  = min(P, carry + Σ_{k>=j in tile} g_k)           walked near → far, i.e. from the tile's last key to its first
 //   bias = (1 - w) table[floor p] + w table[ceil p], w = p - floor p
 //
-// The tile's gate sum is rounded once to the fixed-point unit and added to the carry: an exact integer that backward can
-// subtract again.
+// The tile's gate sum is rounded once to the fixed-point unit and added to the carry: an exact integer that backward
+// can subtract again.
 
 #include <algorithm>
 #include <cmath>
@@ -32,13 +32,16 @@ template <class Real> std::int64_t fixed_sum(Real sum) {
   return std::int64_t(std::llrint(double(sum) * (1 / unit<Real>)));
 }
 
-template <class Real> bool saturated(std::int64_t carry, std::int64_t last) { return carry >= (last << fraction_bits<Real>); }
+template <class Real> bool saturated(std::int64_t carry, std::int64_t last) {
+  return carry >= (last << fraction_bits<Real>);
+}
 
 template <class Real> Real gate(Real u) { return u >= 0 ? 1 / (1 + std::exp(-u)) : std::exp(u) / (1 + std::exp(u)); }
 
 /// gate [n] and position [n] overwrite; u [n]; returns the tile's gate sum. `carry` = carry_value(…).
 template <class Real>
-Real positions(Real* gate_out, Real* position, const Real* u, std::uint64_t allowed, std::int64_t n, Real carry, Real last) {
+Real positions(Real* gate_out, Real* position, const Real* u, std::uint64_t allowed, std::int64_t n, Real carry,
+               Real last) {
   Real sum = 0;
   for (std::int64_t j = n - 1; j >= 0; --j) {
     gate_out[j] = (allowed >> j & 1) ? gate(u[j]) : Real(0);
@@ -53,18 +56,19 @@ template <class Real> struct Interpolation {
   std::int64_t low, high;
   Real weight;  ///< of `high`
   explicit Interpolation(Real position)
-      : low(std::int64_t(std::floor(position))), high(std::int64_t(std::ceil(position))), weight(position - Real(low)) {}
+      : low(std::int64_t(std::floor(position))), high(std::int64_t(std::ceil(position))), weight(position - Real(low)) {
+  }
   Real value(const Real* table) const { return (1 - weight) * table[low] + weight * table[high]; }
   /// d value / d position; 0 at integers, so also once the position is clamped at P.
   Real slope(const Real* table) const { return table[high] - table[low]; }
 };
 
-/// Adjoint of one row and tile, far → near. d_logit [n] (gradient of the biased logits; 0 where not allowed) becomes the gradient
-/// of u: d_u = d_logit + g (1 - g) X with X_k = Σ_{j<=k} d_logit_j slope_j, to which gate_grad brings the farther tiles' sum.
-/// d_table [P + 1] adds to: the adjoint of value().
+/// Adjoint of one row and tile, far → near. d_logit [n] (gradient of the biased logits; 0 where not allowed) becomes
+/// the gradient of u: d_u = d_logit + g (1 - g) X with X_k = Σ_{j<=k} d_logit_j slope_j, to which gate_grad brings the
+/// farther tiles' sum. d_table [P + 1] adds to: the adjoint of value().
 template <class Real>
-void positions_backward(Real* d_logit, Real* d_table, Real& gate_grad, const Real* gate_in, const Real* position, const Real* table,
-                        std::uint64_t allowed, std::int64_t n) {
+void positions_backward(Real* d_logit, Real* d_table, Real& gate_grad, const Real* gate_in, const Real* position,
+                        const Real* table, std::uint64_t allowed, std::int64_t n) {
   for (std::int64_t j = 0; j < n; ++j) {
     if (!(allowed >> j & 1)) continue;
     const Interpolation<Real> at(position[j]);

@@ -1,6 +1,8 @@
 #include "framework/checkpoint.h"
 
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -246,6 +248,42 @@ TEST(Checkpoint, AWriteThatFailsLeavesTheOldOne) {
     EXPECT_EQ(Checkpoint::open(folder / "model").header().step, 1);
   }
   std::signal(SIGXFSZ, signal_before);
+}
+
+/// A process that saves without end is killed at any time: what its folder then offers is whole, and the next save succeeds.
+TEST(Checkpoint, AKillAtAnyTimeLeavesTheNewestWhole) {
+  if (tests::under_mpi()) GTEST_SKIP() << "forks";
+  const testing::TestFolder run;
+  const std::string parent = run / "checkpoints";
+  std::int64_t newest = 0;
+  for (std::int64_t trial = 0; trial < 25; ++trial) {
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      for (std::int64_t step = newest + 1;; ++step) {
+        try {
+          Training(DType::f32, step).save_alone(parent);
+          prune_checkpoints(parent, 2, step);
+        } catch (const Error& error) {
+          std::fprintf(stderr, "%s\n", error.what());
+          _exit(1);
+        }
+      }
+    }
+    usleep(useconds_t(20000 + 7000 * trial));
+    kill(child, SIGKILL);
+    int status = 0;
+    waitpid(child, &status, 0);
+    EXPECT_TRUE(WIFSIGNALED(status)) << "a save failed";
+    ::testing::internal::CaptureStderr();
+    const std::string found = newest_checkpoint(run.path());
+    EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");  // nothing was passed over
+    if (found.empty()) continue;
+    const std::int64_t step = Checkpoint::open(found).header().step;
+    EXPECT_GE(step, newest);
+    newest = step;
+  }
+  EXPECT_GT(newest, 0);
 }
 
 // ---- Damage

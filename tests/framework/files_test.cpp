@@ -44,7 +44,9 @@ TEST(Files, AtomicWriteReplacesOrLeavesEverythingAsItWas) {
   EXPECT_EQ(list_folder(folder.path()), std::vector<std::string>{"a"}) << "the temporary file was left behind";
   write_text_atomically(folder / "a", "second");
   EXPECT_EQ(slurp(folder / "a"), "second");
-  error_of(ExitCode::io, [&] { write_text_atomically(folder / "none/a", "x"); });
+  write_text_atomically(folder / "new/folder/a", "x");
+  EXPECT_EQ(slurp(folder / "new/folder/a"), "x");
+  error_of(ExitCode::io, [&] { write_text_atomically(folder / "a/b", "x"); });                 // "a" is a file
   error_of(ExitCode::io, [&] { write_atomically(folder / "b", [](const std::string&) {}); });  // wrote nothing
 }
 

@@ -19,7 +19,8 @@ std::vector<std::int32_t> random_prompt(std::int64_t tokens, std::int64_t vocabu
 }
 
 /// logits [T, V] of a whole sequence by one full forward on one rank.
-Tensor full_logits(Model& model, const std::vector<std::int32_t>& ids, std::int64_t declared_length, std::int64_t tile) {
+Tensor full_logits(Model& model, const std::vector<std::int32_t>& ids, std::int64_t declared_length,
+                   std::int64_t tile) {
   const auto self = parallel::make_self_communicator();
   const auto layout = parallel::SequenceLayout::contiguous(std::int64_t(ids.size()), 1, tile);
   Batch batch = tests::whole_batch(ids, model.parameters().all().front().value.device());
@@ -29,8 +30,8 @@ Tensor full_logits(Model& model, const std::vector<std::int32_t>& ids, std::int6
 }
 
 /// Feeds `ids` after a prompt of `prompt` tokens and compares every row of logits with the full forward's.
-void compare(parallel::Communicator& ring, Model& model, const Tensor& expected, const std::vector<std::int32_t>& ids, std::int64_t prompt,
-             std::int64_t tile, double bound) {
+void compare(parallel::Communicator& ring, Model& model, const Tensor& expected, const std::vector<std::int32_t>& ids,
+             std::int64_t prompt, std::int64_t tile, double bound) {
   Generator generator(model, ring, tile);
   const std::int64_t total = std::int64_t(ids.size());
   View logits = generator.prefill({ids.begin(), ids.begin() + prompt}, total);
@@ -153,13 +154,15 @@ DocumentOptions document_options() {
 TEST(GenerateDocuments, AreTheSameForEveryGrid) {
   const auto alone = small_model({"rope", DType::f64, Device::ref, 37, 0.1});
   const auto self = parallel::make_self_communicator();
-  const GeneratedDocuments expected = generate_documents(*alone, parallel::make_process_grid(*self, 1), document_options());
+  const GeneratedDocuments expected =
+      generate_documents(*alone, parallel::make_process_grid(*self, 1), document_options());
   ASSERT_EQ(expected.documents.size(), 6u);
   tests::for_rank_counts({1, 2, 3, 4}, [&](parallel::Communicator& world) {
     const auto model = small_model({"rope", DType::f64, Device::ref, 37, 0.1});
     for (int ring = 1; ring <= world.size(); ++ring) {
       if (world.size() % ring != 0) continue;
-      const GeneratedDocuments made = generate_documents(*model, parallel::make_process_grid(world, ring), document_options());
+      const GeneratedDocuments made =
+          generate_documents(*model, parallel::make_process_grid(world, ring), document_options());
       EXPECT_EQ(made.documents, expected.documents) << "ring " << ring;
       EXPECT_EQ(made.unfinished, expected.unfinished);
       EXPECT_EQ(made.tokens, expected.tokens);

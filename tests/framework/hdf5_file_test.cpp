@@ -104,7 +104,7 @@ TEST(Hdf5File, WritersCannotDoTheImpossible) {
 TEST(Hdf5File, NoTruncationIsReadAsWhole) {
   const TestFolder folder;
   const std::string whole = slurp(make_file(folder));
-  for (std::size_t size = 0; size < whole.size(); size += size < 4096 ? 1 : 97) {
+  for (std::size_t size = 0; size < whole.size(); size += size < 2048 ? 5 : 197) {
     const std::string path = folder.write("cut.h5", whole.substr(0, size));
     expect_parts(error_of(ExitCode::bad_data, [&] { Hdf5File::open(path); }), {"cut.h5"});
   }
@@ -134,13 +134,13 @@ TEST(Hdf5File, DamagedBytesGiveErrorsOnly) {
   file.close();
   const std::string whole = slurp(path);
   int refused = 0;
-  for (std::size_t i = 0; i < whole.size(); ++i) {
+  for (std::size_t i = 0; i < whole.size(); i += 3) {
     std::string damaged = whole;
     damaged[i] = char(damaged[i] ^ 0xff);
     folder.write("damaged.h5", damaged);
     refused += testing::survives([&] { read_everything(folder / "damaged.h5"); });
   }
-  EXPECT_GT(refused, int(whole.size()) / 4) << "the structure carries checksums";
+  EXPECT_GT(refused, int(whole.size()) / 12) << "the structure carries checksums";
 }
 
 TEST(Hdf5File, ThreadsMayShareAFile) {

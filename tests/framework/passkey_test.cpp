@@ -99,7 +99,8 @@ TEST(Passkey, OraclesScoreAllAndNothing) {
     for (int ring = 1; ring <= world.size(); ++ring) {
       if (world.size() % ring != 0) continue;
       const auto grid = parallel::make_process_grid(world, ring);
-      const PasskeyResult right = evaluate_passkey(*bytes, grid, byte_options(), copying()), wrong = evaluate_passkey(*bytes, grid, byte_options(), constant());
+      const PasskeyResult right = evaluate_passkey(*bytes, grid, byte_options(), copying()),
+                          wrong = evaluate_passkey(*bytes, grid, byte_options(), constant());
       EXPECT_EQ(right.accuracy(), 1);
       EXPECT_EQ(wrong.accuracy(), 0);
       ASSERT_EQ(right.prompts.size(), 12u);
@@ -144,13 +145,15 @@ TEST(Passkey, ModelAnswersAlikeOnEveryGrid) {
   options.tile = 16;
   const auto self = parallel::make_self_communicator();
   const auto alone = tests::small_model({"rope+cope", DType::f64, Device::ref, 258});
-  const PasskeyResult expected = evaluate_passkey(*bytes, parallel::make_process_grid(*self, 1), options, model_answer(*alone, *self, 16));
+  const PasskeyResult expected =
+      evaluate_passkey(*bytes, parallel::make_process_grid(*self, 1), options, model_answer(*alone, *self, 16));
   tests::for_rank_counts({1, 2, 4}, [&](parallel::Communicator& world) {
     const auto model = tests::small_model({"rope+cope", DType::f64, Device::ref, 258});
     for (int ring = 1; ring <= world.size(); ring *= 2) {
       const auto grid = parallel::make_process_grid(world, ring);
       const PasskeyResult got = evaluate_passkey(*bytes, grid, options, model_answer(*model, *grid.ring, 16));
-      for (std::size_t i = 0; i < got.prompts.size(); ++i) EXPECT_EQ(got.prompts[i].given, expected.prompts[i].given) << "ring " << ring;
+      for (std::size_t i = 0; i < got.prompts.size(); ++i)
+        EXPECT_EQ(got.prompts[i].given, expected.prompts[i].given) << "ring " << ring;
     }
   });
 }
@@ -159,7 +162,9 @@ TEST(Passkey, RefusesATokenizerThatTheModelDoesNotKnow) {
   const auto bytes = make_tokenizer("bytes");
   const auto self = parallel::make_self_communicator();
   const auto model = tests::small_model({"rope"});  // 37 ids
-  const std::string line = error_of(ExitCode::bad_data, [&] { model_answer(*model, *self, 64)(passkey_prompt(*bytes, 256, {0, 0, 1})); });
+  const std::string line = error_of(ExitCode::bad_data, [&] {
+    model_answer(*model, *self, 64)(passkey_prompt(*bytes, 256, {0, 0, 1}));
+  });
   expect_parts(line, {"0 to 36"});
 }
 

@@ -19,13 +19,15 @@ using tests::small_model;
 constexpr std::int64_t vocabulary = 37;
 
 /// A token file with documents of these lengths, each beginning with BOS 1, and two words a token.
-TokenFile make_file(const capstan::testing::TestFolder& folder, const std::vector<std::int64_t>& lengths, std::int64_t file_vocabulary = vocabulary) {
+TokenFile make_file(const capstan::testing::TestFolder& folder, const std::vector<std::int64_t>& lengths,
+                    std::int64_t file_vocabulary = vocabulary) {
   std::vector<TokenDocument> documents;
   std::uint64_t seed = 0;
   for (const std::int64_t length : lengths) {
     TokenDocument document;
     for (std::int64_t t = 0; t < length; ++t)
-      document.ids.push_back(t == 0 ? 1 : std::int32_t(2 + tests::random_bits(++seed, 3) % std::uint64_t(file_vocabulary - 2)));
+      document.ids.push_back(
+          t == 0 ? 1 : std::int32_t(2 + tests::random_bits(++seed, 3) % std::uint64_t(file_vocabulary - 2)));
     document.words = 2 * length;
     documents.push_back(document);
   }
@@ -39,7 +41,8 @@ TokenFile make_file(const capstan::testing::TestFolder& folder, const std::vecto
   return TokenFile::open(folder / "data.h5");
 }
 
-PerplexityOptions options_of(std::int64_t window, std::int64_t stride, Convention convention = Convention::once, bool joined = false) {
+PerplexityOptions options_of(std::int64_t window, std::int64_t stride, Convention convention = Convention::once,
+                             bool joined = false) {
   PerplexityOptions options;
   options.window = window;
   options.stride = stride;
@@ -49,16 +52,18 @@ PerplexityOptions options_of(std::int64_t window, std::int64_t stride, Conventio
   return options;
 }
 
-// ---- which positions count, by brute force ---------------------------------------------------------------------------------
+// ---- which positions count, by brute force --------------------------------------------------------------------------
 
-/// How often each prediction of a stream counts, and the least number of tokens before it within its window when it does.
+/// How often each prediction of a stream counts, and the least number of tokens before it within its window when it
+/// does.
 struct Coverage {
   std::vector<int> times;
   std::vector<std::int64_t> context;
 };
 
 Coverage cover(const WindowPlan& plan, std::int64_t begin, std::int64_t predictions) {
-  Coverage coverage{std::vector<int>(static_cast<std::size_t>(predictions)), std::vector<std::int64_t>(static_cast<std::size_t>(predictions), 1 << 30)};
+  Coverage coverage{std::vector<int>(static_cast<std::size_t>(predictions)),
+                    std::vector<std::int64_t>(static_cast<std::size_t>(predictions), 1 << 30)};
   for (const Window& window : plan.windows) {
     if (window.begin < begin || window.begin >= begin + predictions) continue;
     for (std::int64_t at = window.count_from; at < window.length; ++at) {
@@ -77,11 +82,13 @@ TEST(PlanWindows, OnceCountsEachPredictionOnceWithEnoughContext) {
         const WindowPlan plan = plan_windows({0, tokens}, {1}, options_of(window, stride));
         const Coverage coverage = cover(plan, 0, tokens - 1);
         for (std::int64_t p = 0; p < tokens - 1; ++p) {
-          ASSERT_EQ(coverage.times[static_cast<std::size_t>(p)], 1) << "tokens " << tokens << " window " << window << " stride " << stride;
+          ASSERT_EQ(coverage.times[static_cast<std::size_t>(p)], 1)
+              << "tokens " << tokens << " window " << window << " stride " << stride;
           // In the first window p tokens stand before; later all but the last stride positions are context.
           ASSERT_GE(coverage.context[static_cast<std::size_t>(p)], std::min(p, window - stride));
         }
-        ASSERT_EQ(plan.windows.back().begin + plan.windows.back().length, tokens - 1) << "the last window ends at the end";
+        ASSERT_EQ(plan.windows.back().begin + plan.windows.back().length, tokens - 1)
+            << "the last window ends at the end";
         for (const Window& w : plan.windows) ASSERT_EQ(w.length, std::min(window, tokens - 1));
       }
 }
@@ -124,7 +131,7 @@ TEST(PlanWindows, MaxWindowsTakesTheFirst) {
   EXPECT_FALSE(plan.complete);
 }
 
-// ---- figures --------------------------------------------------------------------------------------------------------------
+// ---- figures --------------------------------------------------------------------------------------------------------
 
 /// Over the window alone, as a model on one rank sees it.
 double nll_of_window(Model& model, const TokenFile& data, const Window& window) {
@@ -161,7 +168,8 @@ TEST(Perplexity, UniformModelGivesTheVocabulary) {
         const std::int64_t counted = joined ? 137 : 39 + 6 + 89, words = 2 * (joined ? 138 : 137);
         EXPECT_EQ(result.counted_tokens, counted);
         EXPECT_EQ(result.words, words);
-        EXPECT_NEAR(result.word_perplexity, std::exp(double(counted) * std::log(double(vocabulary)) / double(words)), 1e-12);
+        EXPECT_NEAR(result.word_perplexity, std::exp(double(counted) * std::log(double(vocabulary)) / double(words)),
+                    1e-12);
         EXPECT_EQ(result.skipped_documents, joined ? 0 : 1);
         EXPECT_EQ(result.short_documents, joined ? 0 : 1);
       }
@@ -175,7 +183,8 @@ TEST(Perplexity, SumsTheModelsOwnWindows) {
   const auto self = parallel::make_self_communicator();
   const PerplexityOptions options = options_of(32, 16);
   double expected = 0;
-  for (const Window& window : plan_windows(data.document_offsets(), data.words(), options).windows) expected += nll_of_window(*model, data, window);
+  for (const Window& window : plan_windows(data.document_offsets(), data.words(), options).windows)
+    expected += nll_of_window(*model, data, window);
   const PerplexityResult result = evaluate_perplexity(*model, parallel::make_process_grid(*self, 1), data, options);
   EXPECT_NEAR(result.total_nll, expected, 1e-9);
 }
@@ -188,16 +197,19 @@ TEST(Perplexity, IsTheSameOnEveryGrid) {
     for (const bool joined : {false, true}) {
       SCOPED_TRACE(fmt::format("{} {}", kind, joined));
       PerplexityOptions options = options_of(64, 24, Convention::once, joined);
-      const PerplexityResult alone = evaluate_perplexity(*small_model({kind}), parallel::make_process_grid(*self, 1), data, options);
+      const PerplexityResult alone =
+          evaluate_perplexity(*small_model({kind}), parallel::make_process_grid(*self, 1), data, options);
       tests::for_rank_counts({1, 2, 3, 4}, [&](parallel::Communicator& world) {
         const auto model = small_model({kind});
         for (int ring = 1; ring <= world.size(); ++ring) {
           if (world.size() % ring != 0) continue;
-          const PerplexityResult got = evaluate_perplexity(*model, parallel::make_process_grid(world, ring), data, options);
+          const PerplexityResult got =
+              evaluate_perplexity(*model, parallel::make_process_grid(world, ring), data, options);
           EXPECT_NEAR(got.mean_nll, alone.mean_nll, 1e-12 * alone.mean_nll) << "ring " << ring;
           EXPECT_EQ(got.counted_tokens, alone.counted_tokens);
           EXPECT_EQ(got.words, alone.words);
-          for (std::size_t b = 0; b < got.buckets.size(); ++b) EXPECT_NEAR(got.buckets[b].mean_nll, alone.buckets[b].mean_nll, 1e-11);
+          for (std::size_t b = 0; b < got.buckets.size(); ++b)
+            EXPECT_NEAR(got.buckets[b].mean_nll, alone.buckets[b].mean_nll, 1e-11);
         }
       });
     }
@@ -248,14 +260,16 @@ TEST(Perplexity, ReportNamesItsConvention) {
   EXPECT_EQ(json.at("ranks").at("ring"), 1);
   EXPECT_EQ(json.at("mean_nll").get<double>(), result.mean_nll);
   EXPECT_TRUE(json.at("word_perplexity").is_number());
-  expect_parts(perplexity_table(result, "model-folder", "data.h5"), {"model-folder", "stride 16", "BOS", "counted tokens  99"});
+  expect_parts(perplexity_table(result, "model-folder", "data.h5"),
+               {"model-folder", "stride 16", "BOS", "counted tokens  99"});
 }
 
 TEST(Perplexity, RefusesWhatItCannotMeasure) {
   const auto self = parallel::make_self_communicator();
   const auto grid = parallel::make_process_grid(*self, 1);
   const auto model = small_model({"rope"});
-  const auto line = [&](const std::vector<std::int64_t>& lengths, std::int64_t window, std::int64_t file_vocabulary = vocabulary) {
+  const auto line = [&](const std::vector<std::int64_t>& lengths, std::int64_t window,
+                        std::int64_t file_vocabulary = vocabulary) {
     const capstan::testing::TestFolder folder;
     const TokenFile data = make_file(folder, lengths, file_vocabulary);
     return error_of(ExitCode::bad_data, [&] { evaluate_perplexity(*model, grid, data, options_of(window, 0)); });

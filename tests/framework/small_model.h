@@ -45,7 +45,8 @@ inline framework::Batch whole_batch(const std::vector<std::int32_t>& ids, kernel
   batch.length = std::int64_t(ids.size());
   batch.tokens = kernels::Tensor(shape, DType::i32, device);
   batch.targets = kernels::Tensor(shape, DType::i32, device);
-  for (kernels::Tensor* x : {&batch.index, &batch.position, &batch.document}) *x = kernels::Tensor(shape, DType::i64, device);
+  for (kernels::Tensor* x : {&batch.index, &batch.position, &batch.document})
+    *x = kernels::Tensor(shape, DType::i64, device);
   for (std::size_t t = 0; t < ids.size(); ++t) {
     batch.tokens.as<std::int32_t>()[t] = ids[t];
     batch.targets.as<std::int32_t>()[t] = t + 1 < ids.size() ? ids[t + 1] : -1;

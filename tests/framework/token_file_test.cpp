@@ -71,7 +71,7 @@ TEST(TokenFile, RefusesToWriteWhatItWouldNotRead) {
   expect_parts(refused({{{1}, 1}, {{}, 0}}), {"document 1 has no tokens"});
   expect_parts(refused({}), {"no documents"});
   EXPECT_TRUE(list_folder(folder.path()).empty()) << "nothing half-written, no temporary file";
-  error_of(ExitCode::io, [&] { write_token_file(folder / "none/t.h5", two_documents, info_of(512)); });
+  error_of(ExitCode::io, [&] { write_token_file(folder.write("file", "x") + "/t.h5", two_documents, info_of(512)); });
 }
 
 /// A token file made by hand, with one thing wrong.
@@ -156,7 +156,7 @@ TEST(TokenFile, VerifyFindsEveryChangedByteOfTheData) {
     folder.write("d.h5", damaged);
     EXPECT_TRUE(testing::survives([&] { verify_token_file(folder / "d.h5"); })) << i;
   }
-  for (std::size_t size = 0; size < whole.size(); ++size) {
+  for (std::size_t size = 0; size < whole.size(); size += 7) {
     folder.write("cut.h5", whole.substr(0, size));
     EXPECT_TRUE(testing::survives([&] { TokenFile::open(folder / "cut.h5"); })) << size;
   }

@@ -114,22 +114,19 @@ TEST(MakeTokenizer, RefusesWhatIsNoModel) {
   expect_parts(error_of(ExitCode::bad_data, [&] { make_tokenizer(big); }), {"big.model", "67108865", "67108864"});
 }
 
-TEST(MakeTokenizer, EveryTruncationIsAnErrorOrAWholeModel) {
+TEST(MakeTokenizer, NoTruncationIsReadAsWhole) {
   const TestFolder folder;
   const std::string whole = slurp(golden("tokenizers/tok512.model"));
-  int refused = 0;
-  for (std::size_t size = 0; size < whole.size(); ++size) {
+  for (std::size_t size = 0; size < whole.size(); size += size + 300 < whole.size() ? 13 : 1) {
     const std::string path = folder.write("cut.model", whole.substr(0, size));
-    refused += testing::survives([&] { make_tokenizer(path)->encode("Once upon a time é"); });
+    error_of(ExitCode::bad_data, [&] { make_tokenizer(path)->encode("Once upon a time é"); });
   }
-  // trainer and normaliser come last: only a cut right behind them could leave a whole model, and nothing comes after.
-  EXPECT_EQ(refused, int(whole.size()));
 }
 
 TEST(MakeTokenizer, DamagedBytesGiveErrorsOnly) {
   const TestFolder folder;
   const std::string whole = slurp(golden("tokenizers/tok512.model"));
-  for (std::size_t i = 0; i < whole.size(); i += 3) {
+  for (std::size_t i = 0; i < whole.size(); i += 11) {
     for (const int flip : {1, 0xff}) {
       std::string damaged = whole;
       damaged[i] = char(damaged[i] ^ flip);

@@ -17,14 +17,19 @@ AttentionSettings settings_for(const AttentionProblem& problem, std::int64_t til
   return {problem.table ? TermKind::cope : TermKind::none, tile, true};
 }
 
-TileRun run_tiles(const AttentionProblem& problem, DType type, Device device, const AttentionSettings& settings, const TileCuts& cuts) {
+TileRun run_tiles(const AttentionProblem& problem, DType type, Device device, const AttentionSettings& settings,
+                  const TileCuts& cuts) {
   const auto cast = [&](const Tensor& x) { return x ? converted(x, type, device) : Tensor(); };
-  const Tensor q = cast(problem.q), k = cast(problem.k), v = cast(problem.v), z = cast(problem.z), table = cast(problem.table);
+  const Tensor q = cast(problem.q), k = cast(problem.k), v = cast(problem.v), z = cast(problem.z),
+               table = cast(problem.table);
   const Tensor d_o = cast(problem.d_o);
-  const std::int64_t tokens = q.shape()[0], begin = cuts.query_begin, end = cuts.query_end < 0 ? tokens : cuts.query_end;
+  const std::int64_t tokens = q.shape()[0], begin = cuts.query_begin,
+                     end = cuts.query_end < 0 ? tokens : cuts.query_end;
   const std::int64_t rows = end - begin, heads = q.shape()[1], columns = d_o.shape()[2];
   const Tensor index = index_rows(0, tokens, device), document = document_rows(problem.document, 0, tokens, device);
-  const auto part = [](const Tensor& x, std::int64_t from, std::int64_t to) { return x ? x.view().rows(from, to) : View(); };
+  const auto part = [](const Tensor& x, std::int64_t from, std::int64_t to) {
+    return x ? x.view().rows(from, to) : View();
+  };
 
   TileRun run;
   run.o = Tensor({rows, heads, columns}, type, device);
@@ -51,7 +56,8 @@ TileRun run_tiles(const AttentionProblem& problem, DType type, Device device, co
     const auto cut = [&](const Tensor& x) { return part(x, edges[c], edges[c + 1]); };
     return KeyChunk{cut(k), cut(v), cut(z), cut(index), cut(document)};
   };
-  const QueryChunk queries{part(q, begin, end), part(table, begin, end), part(index, begin, end), part(document, begin, end)};
+  const QueryChunk queries{part(q, begin, end), part(table, begin, end), part(index, begin, end),
+                           part(document, begin, end)};
   const kernels::AttentionState state{run.o, run.lse, l, run.carry, run.horizon, run.horizon_carry};
   attention_begin(state);
   for (std::size_t c = edges.size() - 1; c-- > 0;) attention_forward(state, queries, keys(c), settings, &run.stats);
@@ -64,7 +70,8 @@ TileRun run_tiles(const AttentionProblem& problem, DType type, Device device, co
   kernels::attention_backward_begin(back, saved);
   for (std::size_t c = 0; c + 1 < edges.size(); ++c) {
     const auto cut = [&](const Tensor& x) { return part(x, edges[c], edges[c + 1]); };
-    attention_backward({run.dq, run.dtable, cut(run.dk), cut(run.dv), cut(run.dz)}, back, queries, keys(c), d_rows, saved, settings);
+    attention_backward({run.dq, run.dtable, cut(run.dk), cut(run.dv), cut(run.dz)}, back, queries, keys(c), d_rows,
+                       saved, settings);
   }
   return run;
 }

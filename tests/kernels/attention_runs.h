@@ -30,7 +30,10 @@ TileRun run_tiles(const AttentionProblem& problem, kernels::DType type, kernels:
 kernels::AttentionSettings settings_for(const AttentionProblem& problem, std::int64_t tile);
 
 /// Worst relative error over o, lse and all gradients, with the name of the tensor that has it.
-struct Worst { double error = 0; std::string name; };
+struct Worst {
+  double error = 0;
+  std::string name;
+};
 Worst worst_error(const TileRun& run, const DenseOutputs& outputs, const DenseGradients& gradients);
 
 }  // namespace capstan::tests

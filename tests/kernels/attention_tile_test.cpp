@@ -58,7 +58,8 @@ void expect_close_gradients(const TileRun& a, const TileRun& b, double tolerance
 
 /// Backward has walked the carry back to the start of every row.
 void expect_carry_left_is_zero(const TileRun& run) {
-  for (std::int64_t at = 0; at < run.carry_left.view().elements(); ++at) ASSERT_EQ(run.carry_left.as<std::int64_t>()[at], 0) << at;
+  for (std::int64_t at = 0; at < run.carry_left.view().elements(); ++at)
+    ASSERT_EQ(run.carry_left.as<std::int64_t>()[at], 0) << at;
 }
 
 /// Σ_n dtable[n] = Σ_j dlogit_j = 0 in each row: the softmax does not see a constant.
@@ -72,11 +73,12 @@ void expect_table_rows_sum_to_zero(const TileRun& run, double tolerance) {
   }
 }
 
-// ---- the oracle itself -----------------------------------------------------------------------------------------------------
+// ---- the oracle itself ----------------------------------------------------------------------------------------------
 
 /// How close any position comes to an integer, where the interpolation has a kink.
 double distance_to_kinks(const AttentionProblem& problem) {
-  const std::int64_t tokens = problem.q.shape()[0], heads = problem.q.shape()[1], groups = problem.k.shape()[1], depth = problem.q.shape()[2];
+  const std::int64_t tokens = problem.q.shape()[0], heads = problem.q.shape()[1], groups = problem.k.shape()[1],
+                     depth = problem.q.shape()[2];
   double closest = 1;
   for (std::int64_t i = 0; i < tokens; ++i)
     for (std::int64_t head = 0; head < heads; ++head) {
@@ -84,7 +86,8 @@ double distance_to_kinks(const AttentionProblem& problem) {
       for (std::int64_t j = i; j >= 0 && problem.document[j] == problem.document[i]; --j) {
         double u = 0;
         for (std::int64_t d = 0; d < depth; ++d)
-          u += problem.q.as<double>()[(i * heads + head) * depth + d] * problem.k.as<double>()[(j * groups + head * groups / heads) * depth + d];
+          u += problem.q.as<double>()[(i * heads + head) * depth + d] *
+               problem.k.as<double>()[(j * groups + head * groups / heads) * depth + d];
         position += 1 / (1 + std::exp(-u / std::sqrt(double(depth))));
         closest = std::min(closest, std::abs(position - std::round(position)));
       }
@@ -93,16 +96,18 @@ double distance_to_kinks(const AttentionProblem& problem) {
 }
 
 TEST(DenseAttention, GradientsAreCentralDifferences) {
-  for (const AttentionShape& shape : {AttentionShape{.tokens = 9, .heads = 2, .groups = 1, .depth = 4},
-                                      AttentionShape{.tokens = 9, .heads = 2, .groups = 2, .depth = 4, .z = true, .npos = 4},
-                                      AttentionShape{.tokens = 12, .heads = 4, .groups = 2, .depth = 6, .z = true, .npos = 40,
-                                                     .documents = {3, 4}}}) {
+  for (const AttentionShape& shape :
+       {AttentionShape{.tokens = 9, .heads = 2, .groups = 1, .depth = 4},
+        AttentionShape{.tokens = 9, .heads = 2, .groups = 2, .depth = 4, .z = true, .npos = 4},
+        AttentionShape{
+            .tokens = 12, .heads = 4, .groups = 2, .depth = 6, .z = true, .npos = 40, .documents = {3, 4}}}) {
     // The first random problem whose positions stay clear of kinks while the difference quotient moves an input.
     std::uint64_t seed = 1;
     while (shape.npos > 0 && distance_to_kinks(random_attention(shape, seed)) < 0.008) ++seed;
     const AttentionProblem problem = random_attention(shape, seed);
     const DenseGradients gradients = dense_attention_backward(problem.inputs(), problem.d_o);
-    std::vector<GradientInput> inputs{{"q", problem.q, gradients.dq}, {"k", problem.k, gradients.dk}, {"v", problem.v, gradients.dv}};
+    std::vector<GradientInput> inputs{
+        {"q", problem.q, gradients.dq}, {"k", problem.k, gradients.dk}, {"v", problem.v, gradients.dv}};
     if (problem.z) inputs.push_back({"z", problem.z, gradients.dz});
     if (problem.table) inputs.push_back({"table", problem.table, gradients.dtable});
     check_gradient(inputs, [&] { return weighted_sum(dense_attention(problem.inputs()).o, problem.d_o); });
@@ -110,7 +115,8 @@ TEST(DenseAttention, GradientsAreCentralDifferences) {
 }
 
 TEST(DenseAttention, HandComputedRows) {
-  // Two tokens, one head, D = 1, q·k = 0: gates 1/2; the second row's bias is table[p], p = 1 for key 0 and 1/2 for key 1.
+  // Two tokens, one head, D = 1, q·k = 0: gates 1/2; the second row's bias is table[p], p = 1 for key 0 and 1/2 for key
+  // 1.
   AttentionProblem problem = random_attention({.tokens = 2, .depth = 1, .npos = 3}, 1);
   problem.q.view().fill_zero();
   double *table = problem.table.as<double>() + 3, *v = problem.v.as<double>();
@@ -122,15 +128,15 @@ TEST(DenseAttention, HandComputedRows) {
   EXPECT_NEAR(outputs.o.as<double>()[0], 5, 1e-14);
 }
 
-// ---- ref in f64 against the oracle -----------------------------------------------------------------------------------------
+// ---- ref in f64 against the oracle ----------------------------------------------------------------------------------
 
 void compare_with_oracle(const AttentionShape& shape) {
   const AttentionProblem problem = random_attention(shape, std::uint64_t(shape.tokens + 1000 * shape.depth));
   const DenseOutputs outputs = dense_attention(problem.inputs());
   const DenseGradients gradients = dense_attention_backward(problem.inputs(), problem.d_o);
   for (std::int64_t tile : {1, 4, 16, 64}) {
-    SCOPED_TRACE(fmt::format("T {} H {} G {} D {} z {} npos {} documents {} tile {}", shape.tokens, shape.heads, shape.groups,
-                             shape.depth, shape.z, shape.npos, shape.documents.size(), tile));
+    SCOPED_TRACE(fmt::format("T {} H {} G {} D {} z {} npos {} documents {} tile {}", shape.tokens, shape.heads,
+                             shape.groups, shape.depth, shape.z, shape.npos, shape.documents.size(), tile));
     const AttentionSettings settings = settings_for(problem, tile);
     const TileRun run = run_tiles(problem, DType::f64, Device::ref, settings);
     const Worst worst = worst_error(run, outputs, gradients);
@@ -138,6 +144,7 @@ void compare_with_oracle(const AttentionShape& shape) {
     if (shape.npos == 0) continue;
     expect_carry_left_is_zero(run);
     expect_table_rows_sum_to_zero(run, 1e-12);
+    if (run.stats.saturated_tiles == 0) continue;
     AttentionSettings general = settings;
     general.saturation = false;
     const TileRun unsaturated = run_tiles(problem, DType::f64, Device::ref, general);
@@ -148,13 +155,13 @@ void compare_with_oracle(const AttentionShape& shape) {
 
 TEST(AttentionTile, RefEqualsOracle) {
   for (std::int64_t tokens : {1, 5, 63, 64, 65, 130})
-    for (std::int64_t groups : {3, 1})
+    for (std::int64_t groups : {2, 1})
       for (std::int64_t depth : {8, 6, 16})
         for (bool z : {false, true})
           for (std::int64_t npos : {0, 4, 300})
             for (const std::vector<std::int64_t>& documents : {std::vector<std::int64_t>{}, {7, 3, 1}}) {
               if (tokens < 12 && !documents.empty()) continue;
-              compare_with_oracle({tokens, 3, groups, depth, z, npos, documents});
+              compare_with_oracle({tokens, 2, groups, depth, z, npos, documents});
               if (HasFailure()) return;
             }
 }
@@ -182,9 +189,12 @@ TEST(AttentionTile, GatesForcedToOneAreRelativePositions) {
     }
 }
 
-// ---- state that is handed on -----------------------------------------------------------------------------------------------
+// ---- state that is handed on ----------------------------------------------------------------------------------------
 
-struct Kernel { DType type; Device device; };
+struct Kernel {
+  DType type;
+  Device device;
+};
 constexpr Kernel all_kernels[] = {{DType::f64, Device::ref}, {DType::f32, Device::ref}, {DType::f32, Device::cpu}};
 
 TEST(AttentionTile, KeysInPiecesGiveTheSameBits) {
@@ -192,7 +202,8 @@ TEST(AttentionTile, KeysInPiecesGiveTheSameBits) {
     for (std::int64_t tile : {4, 16, 64})
       for (std::int64_t npos : {0, 4, 64})
         for (const std::vector<std::int64_t>& documents : {std::vector<std::int64_t>{}, {70, 3, 30}}) {
-          SCOPED_TRACE(fmt::format("{} {} tile {} npos {} {}", name_of(kernel.device), name_of(kernel.type), tile, npos, documents.size()));
+          SCOPED_TRACE(fmt::format("{} {} tile {} npos {} {}", name_of(kernel.device), name_of(kernel.type), tile, npos,
+                                   documents.size()));
           const AttentionProblem problem = random_attention({200, 4, 2, 8, true, npos, documents}, 8);
           const AttentionSettings settings = settings_for(problem, tile);
           const TileRun whole = run_tiles(problem, kernel.type, kernel.device, settings);
@@ -215,14 +226,17 @@ TEST(AttentionTile, KeysInPiecesGiveTheSameBits) {
 }
 
 TEST(AttentionTile, RowsDoNotDependOnOtherRows) {
-  // One row alone, sixteen, or all 64 of a query tile: the same bits, also where CoPE's other rows are not saturated yet.
+  // One row alone, sixteen, or all 64 of a query tile: the same bits, also where CoPE's other rows are not saturated
+  // yet.
   for (const Kernel& kernel : all_kernels)
     for (std::int64_t npos : {0, 4, 64}) {
       const AttentionProblem problem = random_attention({192, 2, 1, 24, false, npos}, 4);
       const AttentionSettings settings = settings_for(problem, 64);
       const TileRun all = run_tiles(problem, kernel.type, kernel.device, settings);
-      for (const auto& [begin, end] : {std::pair<std::int64_t, std::int64_t>{128, 192}, {128, 144}, {128, 129}, {191, 192}, {150, 151}}) {
-        SCOPED_TRACE(fmt::format("{} {} npos {} rows {} to {}", name_of(kernel.device), name_of(kernel.type), npos, begin, end));
+      for (const auto& [begin, end] :
+           {std::pair<std::int64_t, std::int64_t>{128, 192}, {128, 144}, {128, 129}, {191, 192}, {150, 151}}) {
+        SCOPED_TRACE(
+            fmt::format("{} {} npos {} rows {} to {}", name_of(kernel.device), name_of(kernel.type), npos, begin, end));
         const TileRun some = run_tiles(problem, kernel.type, kernel.device, settings, {{}, begin, end});
         expect_same_rows(all.o.view().rows(begin, end), some.o, "o");
         expect_same_rows(all.lse.view().rows(begin, end), some.lse, "lse");
@@ -233,12 +247,15 @@ TEST(AttentionTile, RowsDoNotDependOnOtherRows) {
 }
 
 TEST(AttentionTile, RowWithoutKeysIsZero) {
-  // Queries at 64 … 127 in document 1, keys 0 … 63 in document 0: nothing to see, and then row 64 meets its own key only.
+  // Queries at 64 … 127 in document 1, keys 0 … 63 in document 0: nothing to see, and then row 64 meets its own key
+  // only.
   for (const Kernel& kernel : all_kernels) {
     const AttentionProblem problem = random_attention({.tokens = 128, .heads = 2, .npos = 5, .documents = {64}}, 6);
     const auto cast = [&](const Tensor& x) { return converted(x, kernel.type, kernel.device); };
-    const Tensor q = cast(problem.q), k = cast(problem.k), v = cast(problem.v), table = cast(problem.table), d_o = cast(problem.d_o);
-    const Tensor index = index_rows(0, 128, kernel.device), document = document_rows(problem.document, 0, 128, kernel.device);
+    const Tensor q = cast(problem.q), k = cast(problem.k), v = cast(problem.v), table = cast(problem.table),
+                 d_o = cast(problem.d_o);
+    const Tensor index = index_rows(0, 128, kernel.device),
+                 document = document_rows(problem.document, 0, 128, kernel.device);
     const auto rows = [](const Tensor& x, std::int64_t begin, std::int64_t end) { return x.view().rows(begin, end); };
     const QueryChunk queries{rows(q, 64, 128), rows(table, 64, 128), rows(index, 64, 128), rows(document, 64, 128)};
     const KeyChunk keys{rows(k, 0, 64), rows(v, 0, 64), {}, rows(index, 0, 64), rows(document, 0, 64)};
@@ -258,7 +275,8 @@ TEST(AttentionTile, RowWithoutKeysIsZero) {
     const kernels::AttentionSaved saved{m, delta, horizon, horizon_carry};
     kernels::attention_delta(delta, rows(d_o, 64, 128), o);
     kernels::attention_backward_begin({carry, gate_grad}, saved);
-    attention_backward({dq, dtable, dk, dv, {}}, {carry, gate_grad}, queries, keys, rows(d_o, 64, 128), saved, settings);
+    attention_backward({dq, dtable, dk, dv, {}}, {carry, gate_grad}, queries, keys, rows(d_o, 64, 128), saved,
+                       settings);
     for (const Tensor* x : {&dq, &dk, &dv, &dtable})
       for (double value : values_of(*x)) EXPECT_EQ(value, 0);
   }
@@ -272,19 +290,22 @@ TEST(AttentionTile, RowThatSeesNoKeyBesideRowsThatDo) {
     const TileRun run = run_tiles(problem, kernel.type, kernel.device, settings);
     for (double value : values_of(run.o)) EXPECT_TRUE(std::isfinite(value));
     // Token 20 opens document 2: it attends only to itself.
-    for (std::int64_t e = 0; e < 8; ++e) EXPECT_NEAR(values_of(run.o)[20 * 8 + e], values_of(problem.v)[20 * 8 + e], 1e-6);
+    for (std::int64_t e = 0; e < 8; ++e)
+      EXPECT_NEAR(values_of(run.o)[20 * 8 + e], values_of(problem.v)[20 * 8 + e], 1e-6);
   }
 }
 
 TEST(AttentionTile, GateSumIsTheCarry) {
   for (const Kernel& kernel : all_kernels)
     for (const std::vector<std::int64_t>& documents : {std::vector<std::int64_t>{}, {70, 30}}) {
-      AttentionProblem problem = random_attention({.tokens = 150, .heads = 4, .groups = 2, .npos = 400, .documents = documents}, 9);
+      AttentionProblem problem =
+          random_attention({.tokens = 150, .heads = 4, .groups = 2, .npos = 400, .documents = documents}, 9);
       const AttentionSettings settings = settings_for(problem, 16);
       const TileRun run = run_tiles(problem, kernel.type, kernel.device, settings);
       const auto cast = [&](const Tensor& x) { return converted(x, kernel.type, kernel.device); };
       const Tensor q = cast(problem.q), k = cast(problem.k), v = cast(problem.v), table = cast(problem.table);
-      const Tensor index = index_rows(0, 150, kernel.device), document = document_rows(problem.document, 0, 150, kernel.device);
+      const Tensor index = index_rows(0, 150, kernel.device),
+                   document = document_rows(problem.document, 0, 150, kernel.device);
       Tensor total({150, 4}, DType::i64, kernel.device);
       for (const auto& [begin, end] : {std::pair<std::int64_t, std::int64_t>{0, 64}, {64, 150}}) {
         const auto cut = [from = begin, to = end](const Tensor& x) { return x.view().rows(from, to); };
@@ -299,7 +320,8 @@ TEST(AttentionTile, GateSumIsTheCarry) {
 
 TEST(AttentionTile, LongF64SequencesAreRefused) {
   const AttentionProblem problem = random_attention({.tokens = 1, .npos = 2}, 1);
-  Tensor o({1, 1, 8}, DType::f64, Device::ref), m({1, 1}, DType::f64, Device::ref), carry({1, 1}, DType::i64, Device::ref);
+  Tensor o({1, 1, 8}, DType::f64, Device::ref), m({1, 1}, DType::f64, Device::ref),
+      carry({1, 1}, DType::i64, Device::ref);
   const Tensor l = zeros_like(m), horizon = zeros_like(carry), horizon_carry = zeros_like(carry);
   const Tensor document = document_rows({0}, 0, 1, Device::ref);
   const auto run_at = [&](std::int64_t at) {
@@ -321,7 +343,9 @@ TEST(AttentionTile, LongF64SequencesAreRefused) {
 
 TEST(AttentionTile, WrongArgumentsAreRefused) {
   const AttentionProblem problem = random_attention({.tokens = 8, .heads = 2, .groups = 2, .npos = 3}, 1);
-  const auto run_with = [&](const AttentionSettings& settings) { run_tiles(problem, DType::f64, Device::ref, settings); };
+  const auto run_with = [&](const AttentionSettings& settings) {
+    run_tiles(problem, DType::f64, Device::ref, settings);
+  };
   EXPECT_THROW(run_with({TermKind::none, 4, true}), Error);
   EXPECT_THROW(run_with({TermKind::cope, 65, true}), Error);
   EXPECT_THROW(run_tiles(problem, DType::f64, Device::ref, {TermKind::cope, 4, true}, {{3}}), Error);

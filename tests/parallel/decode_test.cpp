@@ -65,7 +65,8 @@ TEST(GrowingLayout, ChunksAreRoundedUpToTheUnit) {
 struct Problem {
   Tensor q, k, v, z, table, index, position, document;
 
-  Problem(std::int64_t tokens, bool with_z, bool with_table, DType type, Device device, double key_scale, double query_scale) {
+  Problem(std::int64_t tokens, bool with_z, bool with_table, DType type, Device device, double key_scale,
+          double query_scale) {
     q = random_tensor({1, tokens, heads, depth}, type, device, 1, query_scale);
     k = random_tensor({1, tokens, groups, depth}, type, device, 2, key_scale);
     v = random_tensor({1, tokens, groups, depth}, type, device, 3);
@@ -78,11 +79,13 @@ struct Problem {
   static View part(const Tensor& x, std::int64_t begin, std::int64_t end) {
     if (!x) return {};
     const View rows = x.view()[0].rows(begin, end);
-    return rows.shape().rank() == 1 ? rows.reshape({1, end - begin}) : rows.reshape({1, end - begin, rows.dim(1), rows.dim(2)});
+    return rows.shape().rank() == 1 ? rows.reshape({1, end - begin})
+                                    : rows.reshape({1, end - begin, rows.dim(1), rows.dim(2)});
   }
   RingInputs rows(std::int64_t begin, std::int64_t end) const {
-    return {part(q, begin, end), part(k, begin, end), part(v, begin, end), part(z, begin, end), part(table, begin, end),
-            {part(index, begin, end), part(position, begin, end), part(document, begin, end)}};
+    return {part(q, begin, end),     part(k, begin, end),
+            part(v, begin, end),     part(z, begin, end),
+            part(table, begin, end), {part(index, begin, end), part(position, begin, end), part(document, begin, end)}};
   }
 };
 
@@ -97,10 +100,12 @@ RingSaved whole(const Problem& p, std::int64_t at, const AttentionSettings& sett
   Tensor carry, horizon, horizon_carry;
   if (p.table)
     for (Tensor* x : {&carry, &horizon, &horizon_carry}) *x = Tensor({1, heads}, DType::i64, device);
-  const kernels::AttentionState state{saved.o.view()[0], saved.lse.view()[0], l.view()[0], carry, horizon, horizon_carry};
+  const kernels::AttentionState state{saved.o.view()[0], saved.lse.view()[0], l.view()[0], carry,
+                                      horizon,           horizon_carry};
   attention_begin(state);
   attention_forward(state, {row.q[0], row.table ? row.table[0] : View(), row.rows.index[0], row.rows.document[0]},
-                    {keys.k[0], keys.v[0], keys.z ? keys.z[0] : View(), keys.rows.index[0], keys.rows.document[0]}, settings, nullptr);
+                    {keys.k[0], keys.v[0], keys.z ? keys.z[0] : View(), keys.rows.index[0], keys.rows.document[0]},
+                    settings, nullptr);
   attention_finish(state);
   return saved;
 }
@@ -113,15 +118,16 @@ struct Case {
 const Case cases[] = {
     {"plain", false, false, 1, 1},
     {"states", true, false, 1, 1},
-    {"cope", false, true, 1, 1},                      // saturated after some 16 keys
+    {"cope", false, true, 1, 1},  // saturated after some 16 keys
     {"cope, gates of a half", false, true, 0, 1},
     {"cope, large gates", false, true, 3, 3},
     {"cope, table by far keys", true, true, 0.3, 0.1},
 };
 
-/// Decodes every token after the prompt; `look(token, result)` sees some of them, among these the ones at chunk borders.
-void decode_all(Communicator& ring, const Problem& p, std::int64_t prompt, std::int64_t total, const AttentionSettings& settings,
-                const std::function<void(std::int64_t, const RingSaved&)>& look) {
+/// Decodes every token after the prompt; `look(token, result)` sees some of them, among these the ones at chunk
+/// borders.
+void decode_all(Communicator& ring, const Problem& p, std::int64_t prompt, std::int64_t total,
+                const AttentionSettings& settings, const std::function<void(std::int64_t, const RingSaved&)>& look) {
   const auto layout = SequenceLayout::contiguous(prompt, ring.size(), settings.tile);
   GrowingLayout growing(layout);
   const Chunk& own = layout.chunks()[ring.rank()];
@@ -139,7 +145,9 @@ void decode_all(Communicator& ring, const Problem& p, std::int64_t prompt, std::
   }
 }
 
-AttentionSettings settings_of(const Case& c, std::int64_t tile) { return {c.with_table ? TermKind::cope : TermKind::none, tile, true}; }
+AttentionSettings settings_of(const Case& c, std::int64_t tile) {
+  return {c.with_table ? TermKind::cope : TermKind::none, tile, true};
+}
 
 /// Against one chunk on one device, in double.
 void compare(Communicator& ring, const Case& c, std::int64_t prompt, std::int64_t tile, std::int64_t total) {
@@ -175,8 +183,11 @@ TEST(Decode, FastDeviceErrsAtMostTwiceAsMuchAsTheNaiveOne) {
       for (const std::int64_t prompt : {1, 65, 130}) {
         SCOPED_TRACE(fmt::format("{}, prompt {}", c.name, prompt));
         const std::int64_t total = prompt + 350;
-        const auto problem = [&](DType type, Device device) { return Problem(total, c.with_z, c.with_table, type, device, c.key_scale, c.query_scale); };
-        const Problem fast = problem(DType::f32, Device::cpu), naive = problem(DType::f32, Device::ref), exact = problem(DType::f64, Device::ref);
+        const auto problem = [&](DType type, Device device) {
+          return Problem(total, c.with_z, c.with_table, type, device, c.key_scale, c.query_scale);
+        };
+        const Problem fast = problem(DType::f32, Device::cpu), naive = problem(DType::f32, Device::ref),
+                      exact = problem(DType::f64, Device::ref);
         std::vector<double> got_o, naive_o, exact_o;
         const auto collect = [](std::vector<double>& all, const Tensor& o) {
           for (const double value : tests::values_of(o)) all.push_back(value);
@@ -186,8 +197,11 @@ TEST(Decode, FastDeviceErrsAtMostTwiceAsMuchAsTheNaiveOne) {
           collect(naive_o, whole(naive, at, settings_of(c, 64)).o);
           collect(exact_o, whole(exact, at, settings_of(c, 64)).o);
         });
-        const auto tensor = [&](const std::vector<double>& values) { return tests::tensor_of({std::ssize(values)}, DType::f64, Device::ref, values); };
-        EXPECT_LE(tests::relative_error(tensor(got_o), tensor(exact_o)), tests::f32_bound(tensor(naive_o), tensor(exact_o)));
+        const auto tensor = [&](const std::vector<double>& values) {
+          return tests::tensor_of({std::ssize(values)}, DType::f64, Device::ref, values);
+        };
+        EXPECT_LE(tests::relative_error(tensor(got_o), tensor(exact_o)),
+                  tests::f32_bound(tensor(naive_o), tensor(exact_o)));
       }
   });
 }
@@ -198,7 +212,8 @@ TEST(Decode, ZeroGatesLeaveTheTablesFirstRow) {
     const std::int64_t total = 400, prompt = 130;
     Problem with(total, false, true, DType::f64, Device::ref, 1, 1);
     for (Tensor* x : {&with.k, &with.q})
-      for (std::int64_t i = 0; i < x->view().elements(); ++i) x->as<double>()[i] = i % depth ? 0.0 : (x == &with.q ? 60 * std::sqrt(double(depth)) : -1.0);
+      for (std::int64_t i = 0; i < x->view().elements(); ++i)
+        x->as<double>()[i] = i % depth ? 0.0 : (x == &with.q ? 60 * std::sqrt(double(depth)) : -1.0);
     Problem without = Problem(total, false, false, DType::f64, Device::ref, 1, 1);
     without.q.view().copy_from(with.q);
     without.k.view().copy_from(with.k);
@@ -210,7 +225,8 @@ TEST(Decode, ZeroGatesLeaveTheTablesFirstRow) {
       growing.append();
       cache.append(growing, with.rows(at, at + 1));
     }
-    const RingSaved got = decode_attention(ring, growing, cache, with.rows(total - 1, total), {TermKind::cope, 64, true}, nullptr);
+    const RingSaved got =
+        decode_attention(ring, growing, cache, with.rows(total - 1, total), {TermKind::cope, 64, true}, nullptr);
     EXPECT_LE(tests::relative_error(got.o, whole(without, total - 1, {TermKind::none, 64, true}).o), 1e-12);
   });
 }

@@ -22,7 +22,9 @@ template <class Real> class Row {
   std::vector<Real> u, gate, position, weight;
   Real lse = 0;
 
-  Row(const DenseInputs& in, std::int64_t i, std::int64_t head) : in_(in), i_(i), head_(head), seen_(in.document.size()) {
+  Row(const DenseInputs& in, std::int64_t i, std::int64_t head)
+      : in_(in), i_(i), heads_(in.q.dim(1)), groups_(in.k.dim(1)), depth_(in.q.dim(2)), head_(head),
+        seen_(in.document.size()) {
     for (std::int64_t j = 0; j <= i; ++j) seen_[j] = in.document[j] == in.document[i];
     for (std::vector<Real>* x : {&u, &gate, &position, &weight}) x->assign(seen_.size(), 0);
     for (std::int64_t j = 0; j <= i; ++j)
@@ -38,18 +40,17 @@ template <class Real> class Row {
   }
 
   bool sees(std::int64_t j) const { return seen_[j]; }
-  std::int64_t depth() const { return in_.q.dim(2); }
-  std::int64_t columns() const { return in_.z ? 2 * depth() : depth(); }
+  std::int64_t depth() const { return depth_; }
+  std::int64_t columns() const { return in_.z ? 2 * depth_ : depth_; }
   std::int64_t last() const { return in_.table.dim(2) - 1; }
-  std::int64_t at() const { return i_ * in_.q.dim(1) + head_; }
+  std::int64_t at() const { return i_ * heads_ + head_; }
   const Real* q() const { return in_.q.as<Real>() + at() * depth(); }
   const Real* table() const { return in_.table.as<Real>() + at() * (last() + 1); }
   /// Row of the head's group of a tensor [T, G, D].
   Real* key(const View& x, std::int64_t j) const {
-    const std::int64_t heads = in_.q.dim(1), groups = in_.k.dim(1);
-    return x.as<Real>() + (j * groups + head_ * groups / heads) * depth();
+    return x.as<Real>() + (j * groups_ + head_ * groups_ / heads_) * depth_;
   }
-  Real value(std::int64_t j, std::int64_t e) const { return e < depth() ? key(in_.v, j)[e] : key(in_.z, j)[e - depth()]; }
+  Real value(std::int64_t j, std::int64_t e) const { return e < depth_ ? key(in_.v, j)[e] : key(in_.z, j)[e - depth_]; }
 
  private:
   void add_bias(std::vector<Real>& logit) {
@@ -64,13 +65,14 @@ template <class Real> class Row {
   }
 
   const DenseInputs& in_;
-  std::int64_t i_, head_;
+  std::int64_t i_, heads_, groups_, depth_, head_;
   std::vector<bool> seen_;
 };
 
 template <class Real> DenseOutputs forward(const DenseInputs& in) {
   const std::int64_t tokens = in.q.dim(0), heads = in.q.dim(1), columns = in.q.dim(2) * (in.z ? 2 : 1);
-  DenseOutputs out{Tensor({tokens, heads, columns}, in.q.type(), Device::ref), Tensor({tokens, heads}, in.q.type(), Device::ref)};
+  DenseOutputs out{Tensor({tokens, heads, columns}, in.q.type(), Device::ref),
+                   Tensor({tokens, heads}, in.q.type(), Device::ref)};
   for (std::int64_t i = 0; i < tokens; ++i)
     for (std::int64_t head = 0; head < heads; ++head) {
       const Row<Real> row(in, i, head);
@@ -84,7 +86,8 @@ template <class Real> DenseOutputs forward(const DenseInputs& in) {
 
 /// d_logit_j of one row, given dO·o = delta; adds A dO to dv and dz.
 template <class Real>
-std::vector<Real> backward_of_values(const Row<Real>& row, std::int64_t i, const Real* d_o, Real delta, DenseGradients& out) {
+std::vector<Real> backward_of_values(const Row<Real>& row, std::int64_t i, const Real* d_o, Real delta,
+                                     DenseGradients& out) {
   std::vector<Real> d_logit(i + 1);
   for (std::int64_t j = 0; j <= i; ++j) {
     if (!row.sees(j)) continue;
@@ -100,7 +103,8 @@ std::vector<Real> backward_of_values(const Row<Real>& row, std::int64_t i, const
 }
 
 /// The table's gradient, and d_u = d_logit + σ'(u) Σ over the positions that the gate is a term of.
-template <class Real> std::vector<Real> backward_of_bias(const Row<Real>& row, const std::vector<Real>& d_logit, Real* d_table) {
+template <class Real>
+std::vector<Real> backward_of_bias(const Row<Real>& row, const std::vector<Real>& d_logit, Real* d_table) {
   std::vector<Real> d_u = d_logit;
   Real d_gate = 0;  // p_ij contains g_ik for all k >= j
   for (std::size_t j = 0; j < d_u.size(); ++j) {
@@ -122,7 +126,8 @@ template <class Real> DenseGradients backward(const DenseInputs& in, const View&
     for (std::int64_t head = 0; head < in.q.dim(1); ++head) {
       const Row<Real> row(in, i, head);
       const Real* d_out = d_o.as<Real>() + row.at() * row.columns();
-      const Real delta = std::inner_product(d_out, d_out + row.columns(), result.o.template as<Real>() + row.at() * row.columns(), Real(0));
+      const Real delta = std::inner_product(d_out, d_out + row.columns(),
+                                            result.o.template as<Real>() + row.at() * row.columns(), Real(0));
       std::vector<Real> d_u = backward_of_values(row, i, d_out, delta, out);
       if (in.table) d_u = backward_of_bias(row, d_u, out.dtable.template as<Real>() + row.at() * (row.last() + 1));
       Real* dq = out.dq.template as<Real>() + row.at() * row.depth();
@@ -147,7 +152,9 @@ DenseGradients dense_attention_backward(const DenseInputs& in, const View& d_o) 
 }
 
 AttentionProblem random_attention(const AttentionShape& shape, std::uint64_t seed) {
-  const auto make = [&](Shape extents, std::uint64_t stream) { return random_tensor(extents, DType::f64, Device::ref, 16 * seed + stream); };
+  const auto make = [&](Shape extents, std::uint64_t stream) {
+    return random_tensor(extents, DType::f64, Device::ref, 16 * seed + stream);
+  };
   const std::int64_t columns = shape.depth * (shape.z ? 2 : 1);
   AttentionProblem p;
   p.q = make({shape.tokens, shape.heads, shape.depth}, 0);
@@ -158,7 +165,8 @@ AttentionProblem random_attention(const AttentionShape& shape, std::uint64_t see
   p.d_o = make({shape.tokens, shape.heads, columns}, 5);
   if (shape.gate_mean != 0) {  // column 0 of q·k becomes the mean
     double *q = p.q.as<double>(), *k = p.k.as<double>();
-    for (std::int64_t at = 0; at < p.q.view().elements(); at += shape.depth) q[at] = float(shape.gate_mean * std::sqrt(double(shape.depth)));
+    for (std::int64_t at = 0; at < p.q.view().elements(); at += shape.depth)
+      q[at] = float(shape.gate_mean * std::sqrt(double(shape.depth)));
     for (std::int64_t at = 0; at < p.k.view().elements(); at += shape.depth) k[at] = 1;
   }
   std::int64_t number = 0;
