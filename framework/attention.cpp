@@ -62,6 +62,8 @@ parallel::RingInputs Attention::inputs(const SequenceContext& context, const Att
   in.k = sequences(local.k_rot ? local.k_rot.view() : local.k.view());
   in.v = sequences(local.v);
   if (encoding_.travels(layer_)) in.z = sequences(z);
+  if (in.z && layer_ == 0)
+    in.make_z = [this](const View& made, const View& position) { encoding_.make_first_state(made, position); };
   if (local.table) in.table = sequences(local.table);
   in.rows = context.rows;
   return in;
@@ -111,11 +113,11 @@ void Attention::backward(const SequenceContext& context, const View& dx, const V
   const parallel::RingInputs in = inputs(context, local, z);
   Tensor dq = zeros_like(local.q), dk = zeros_like(local.k), dv = zeros_like(local.v), dtable, dz_values;
   if (local.table) dtable = zeros_like(local.table);
-  if (in.z) dz_values = zeros_like(z);
+  if (in.z && !in.make_z) dz_values = zeros_like(z);
   const auto like = [](const Tensor& gradient, const View& value) { return value ? gradient.view().reshape(value.shape()) : View(); };
-  ring_attention_backward(*context.ring, {like(dq, in.q), like(dk, in.k), like(dv, in.v), like(dz_values, in.z), like(dtable, in.table)}, in, ring, d_o,
+  ring_attention_backward(*context.ring, {like(dq, in.q), like(dk, in.k), like(dv, in.v), dz_values ? like(dz_values, in.z) : View(), like(dtable, in.table)}, in, ring, d_o,
                           settings(context));
-  if (in.z) kernels::add(dz, dz_values);
+  if (dz_values) kernels::add(dz, dz_values);
 
   // local: prepare and rotate, then the projections and the norm
   if (encoding_.rotates()) encoding_.rotate_backward(layer_, dq, dk, dz, local.q, local.k, z);

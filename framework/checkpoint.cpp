@@ -31,9 +31,12 @@ void verify(const std::string& folder, const ManifestFile& file) {
   std::error_code ignored;
   if (!fs::exists(path, ignored)) fail(ExitCode::bad_data, "{}: missing, but the manifest lists it; {}", path, help);
   const std::int64_t bytes = InputFile(path).size();
-  if (bytes != file.bytes) fail(ExitCode::bad_data, "{}: damaged: {} bytes, the manifest says {}; {}", path, bytes, file.bytes, help);
+  if (bytes != file.bytes)
+    fail(ExitCode::bad_data, "{}: damaged: {} bytes, the manifest says {}; {}", path, bytes, file.bytes, help);
   const std::string xxh3 = hex(xxh3_of_file(path));
-  if (xxh3 != file.xxh3) fail(ExitCode::bad_data, "{}: damaged: its checksum is {}, the manifest says {}; {}", path, xxh3, printable(file.xxh3), help);
+  if (xxh3 != file.xxh3)
+    fail(ExitCode::bad_data, "{}: damaged: its checksum is {}, the manifest says {}; {}", path, xxh3,
+         printable(file.xxh3), help);
 }
 
 /// A slice of one (kind, tensor) and the file that holds it.
@@ -85,6 +88,7 @@ struct Checkpoint::State {
 
 Checkpoint::Checkpoint(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
+Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
 Checkpoint::~Checkpoint() = default;
 
 Checkpoint Checkpoint::open(const std::string& folder) {
@@ -101,7 +105,8 @@ Checkpoint Checkpoint::open(const std::string& folder) {
     if (file.name == hf_config_name) state->extras.hf_config = read_file(join(folder, file.name));
   }
   for (auto& [dataset, pieces] : state->pieces)
-    std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.slice.begin < b.slice.begin; });
+    std::sort(pieces.begin(), pieces.end(),
+              [](const Piece& a, const Piece& b) { return a.slice.begin < b.slice.begin; });
   if (state->manifest.header.tokenizer == tokenizer_name && state->extras.tokenizer_model.empty())
     fail(ExitCode::bad_data, "{}: names the tokenizer {}, but does not list the file; {}", path, tokenizer_name, help);
   return Checkpoint(std::move(state));
@@ -117,12 +122,15 @@ bool Checkpoint::has_optimizer() const {
   return first_moment != state_->pieces.end() && first_moment->first.compare(0, 2, "m:") == 0;
 }
 
-void Checkpoint::read(const std::string& kind, const std::string& name, std::int64_t begin, std::int64_t end, const View& out) const {
+void Checkpoint::read(const std::string& kind, const std::string& name, std::int64_t begin, std::int64_t end,
+                      const View& out) const {
   const auto found = state_->pieces.find(kind + ":" + name);
-  if (found == state_->pieces.end()) fail(ExitCode::bad_data, "{}: holds no {} of tensor '{}'; is it of another model?", folder(), kind, name);
+  if (found == state_->pieces.end())
+    fail(ExitCode::bad_data, "{}: holds no {} of tensor '{}'; is it of another model?", folder(), kind, name);
   const std::int64_t elements = found->second.back().slice.end;
   if (begin < 0 || end < begin || end > elements)
-    fail(ExitCode::bad_data, "{}: tensor '{}' has {} elements, [{}, {}) were asked for; is it of another model?", folder(), name, elements, begin, end);
+    fail(ExitCode::bad_data, "{}: tensor '{}' has {} elements, [{}, {}) were asked for; is it of another model?",
+         folder(), name, elements, begin, end);
   CAPSTAN_CHECK(out.elements() >= end - begin, "{} elements into {}", end - begin, out.elements());
   for (const Piece& piece : found->second) {
     const std::int64_t first = std::max(begin, piece.slice.begin), last = std::min(end, piece.slice.end);
@@ -131,13 +139,16 @@ void Checkpoint::read(const std::string& kind, const std::string& name, std::int
     const Hdf5Dataset info = file.dataset(piece.slice.dataset());
     const bool real = info.type == Hdf5Type::f32 || info.type == Hdf5Type::f64;
     if (!real || info.shape != std::vector{piece.slice.end - piece.slice.begin})
-      fail(ExitCode::bad_data, "{}: dataset '{}' is {} [{}], the manifest says {} numbers; {}", file.path(), piece.slice.dataset(), name_of(info.type),
-           fmt::join(info.shape, ", "), piece.slice.end - piece.slice.begin, help);
+      fail(ExitCode::bad_data, "{}: dataset '{}' is {} [{}], the manifest says {} numbers; {}", file.path(),
+           piece.slice.dataset(), name_of(info.type), fmt::join(info.shape, ", "), piece.slice.end - piece.slice.begin,
+           help);
     const auto read_as = [&](auto stored) {
       using Stored = decltype(stored);
-      const auto values = file.read_slab<Stored>(piece.slice.dataset(), first - piece.slice.begin, last - piece.slice.begin);
+      const auto values =
+          file.read_slab<Stored>(piece.slice.dataset(), first - piece.slice.begin, last - piece.slice.begin);
       kernels::with_real(out.type(), [&](auto wanted) {
-        std::transform(values.begin(), values.end(), out.as<decltype(wanted)>() + (first - begin), [](Stored v) { return decltype(wanted)(v); });
+        std::transform(values.begin(), values.end(), out.as<decltype(wanted)>() + (first - begin),
+                       [](Stored v) { return decltype(wanted)(v); });
       });
     };
     info.type == Hdf5Type::f32 ? read_as(float{}) : read_as(double{});
@@ -154,9 +165,7 @@ std::string newest_checkpoint(const std::string& run_folder) {
       const std::int64_t found = Checkpoint::open(folder).header().step;
       if (found == step) return folder;
       fail(ExitCode::bad_data, "{}: its manifest is of step {}", folder, found);
-    } catch (const Error& error) {
-      std::fprintf(stderr, "capstan: passed over a checkpoint: %s\n", error.what());
-    }
+    } catch (const Error& error) { std::fprintf(stderr, "capstan: passed over a checkpoint: %s\n", error.what()); }
   }
   return "";
 }
@@ -166,13 +175,16 @@ std::string resolve_model_folder(const std::string& path) {
   if (fs::exists(join(path, manifest_name), ignored)) return path;
   if (fs::is_directory(join(path, "checkpoints"), ignored)) {
     const std::string newest = newest_checkpoint(path);
-    if (newest.empty()) fail(ExitCode::bad_data, "{}: the run has no checkpoint that can be used; train it first, or name another", path);
+    if (newest.empty())
+      fail(ExitCode::bad_data, "{}: the run has no checkpoint that can be used; train it first, or name another", path);
     return newest;
   }
-  if (!fs::exists(path, ignored)) fail(ExitCode::io, "{}: no such folder; name a model folder, a checkpoint or a run", path);
+  if (!fs::exists(path, ignored))
+    fail(ExitCode::io, "{}: no such folder; name a model folder, a checkpoint or a run", path);
   const bool foreign = fs::exists(join(path, "config.json"), ignored);
   fail(ExitCode::bad_data, "{}: holds no {}{}", path, manifest_name,
-       foreign ? "; turn this Hugging Face folder into a model with capstan import" : "; name a model folder, a checkpoint or a run");
+       foreign ? "; turn this Hugging Face folder into a model with capstan import"
+               : "; name a model folder, a checkpoint or a run");
 }
 
 namespace {
@@ -185,18 +197,20 @@ std::vector<std::string> compare_tensors(Parameters& parameters, const Checkpoin
   for (const Parameter& p : parameters.all()) {
     const auto found = tensors.find(p.name);
     if (found == tensors.end() && p.name.find(".position.") == std::string::npos)
-      fail(ExitCode::bad_data, "{}: tensor '{}' {} is missing; the checkpoint is of another model", checkpoint.folder(), p.name, p.shape.text());
+      fail(ExitCode::bad_data, "{}: tensor '{}' {} is missing; the checkpoint is of another model", checkpoint.folder(),
+           p.name, p.shape.text());
     if (found == tensors.end()) {
       missing.push_back(p.name);
       continue;
     }
     if (found->second->shape != extents(p.shape))
-      fail(ExitCode::bad_data, "{}: tensor '{}' is [{}], this model's is {}; the checkpoint is of another model", checkpoint.folder(), p.name,
-           fmt::join(found->second->shape, ", "), p.shape.text());
+      fail(ExitCode::bad_data, "{}: tensor '{}' is [{}], this model's is {}; the checkpoint is of another model",
+           checkpoint.folder(), p.name, fmt::join(found->second->shape, ", "), p.shape.text());
   }
   for (const auto& tensor : checkpoint.tensors())
     if (!parameters.find(tensor.name))
-      fail(ExitCode::bad_data, "{}: tensor '{}' is not in this model; the checkpoint is of another model or encoding", checkpoint.folder(), tensor.name);
+      fail(ExitCode::bad_data, "{}: tensor '{}' is not in this model; the checkpoint is of another model or encoding",
+           checkpoint.folder(), tensor.name);
   return missing;
 }
 
@@ -205,7 +219,8 @@ std::vector<std::string> compare_tensors(Parameters& parameters, const Checkpoin
 std::vector<std::string> load_values(Parameters& parameters, const Checkpoint& checkpoint) {
   const std::vector<std::string> missing = compare_tensors(parameters, checkpoint);
   for (const Parameter& p : parameters.all())
-    if (std::find(missing.begin(), missing.end(), p.name) == missing.end()) checkpoint.read("value", p.name, 0, p.shape.elements(), p.value);
+    if (std::find(missing.begin(), missing.end(), p.name) == missing.end())
+      checkpoint.read("value", p.name, 0, p.shape.elements(), p.value);
   return missing;
 }
 
@@ -224,10 +239,11 @@ LoadedModel load_model(const std::string& path, Device device, DType type, const
   load_values(parameters, checkpoint);
   if (loaded.header.tokenizer.empty()) return loaded;
   const bool bytes = loaded.header.tokenizer == "bytes";
-  loaded.tokenizer = make_tokenizer(bytes ? "bytes" : join(checkpoint.folder(), tokenizer_name), loaded.header.end_tokens);
+  loaded.tokenizer =
+      make_tokenizer(bytes ? "bytes" : join(checkpoint.folder(), tokenizer_name), loaded.header.end_tokens);
   if (loaded.tokenizer->vocabulary() > loaded.header.model.vocabulary)
-    fail(ExitCode::bad_data, "{}: the tokenizer has {} tokens, the model {}; {}", checkpoint.folder(), loaded.tokenizer->vocabulary(),
-         loaded.header.model.vocabulary, help);
+    fail(ExitCode::bad_data, "{}: the tokenizer has {} tokens, the model {}; {}", checkpoint.folder(),
+         loaded.tokenizer->vocabulary(), loaded.header.model.vocabulary, help);
   return loaded;
 }
 

@@ -18,9 +18,12 @@ const std::string no_checksum(16, '0');
 constexpr std::size_t rank_limit = 5, name_limit = 1024;
 constexpr std::int64_t integer_limit = std::int64_t(1) << 53;
 
-// ---- The options of [model] and [position], by the same table as recipes. Doubles are printed shortest, so they return bit for bit.
+// ---- The options of [model] and [position], by the same table as recipes. Doubles are printed shortest, so they
+// return bit for bit.
 
-bool belongs(const Option& option, const std::string& section) { return option.name.compare(0, section.size() + 1, section + ".") == 0; }
+bool belongs(const Option& option, const std::string& section) {
+  return option.name.compare(0, section.size() + 1, section + ".") == 0;
+}
 
 Json section_json(const Recipe& recipe, const std::string& section) {
   Recipe copy = recipe;  // options bind to fields that can be set
@@ -38,9 +41,9 @@ class Reader {
  public:
   Reader(const Json& value, std::string where) : value_(value), where_(std::move(where)) {}
 
-  template <class... Args>
-  [[noreturn]] void refuse(fmt::format_string<Args...> text, Args&&... args) const {
-    fail(ExitCode::bad_data, "{}: {}; use another checkpoint, or get this one again", where_, fmt::format(text, std::forward<Args>(args)...));
+  template <class... Args> [[noreturn]] void refuse(fmt::format_string<Args...> text, Args&&... args) const {
+    fail(ExitCode::bad_data, "{}: {}; use another checkpoint, or get this one again", where_,
+         fmt::format(text, std::forward<Args>(args)...));
   }
 
   Reader field(const std::string& key) const {
@@ -54,13 +57,13 @@ class Reader {
   }
 
   std::int64_t integer(std::int64_t least, std::int64_t most = integer_limit) const {
-    const bool fits = value_.is_number_integer() && value_.get<double>() >= double(least) && value_.get<double>() <= double(most);
+    const bool fits =
+        value_.is_number_integer() && value_.get<double>() >= double(least) && value_.get<double>() <= double(most);
     if (!fits) refuse("{} is not a whole number from {} to {}", printable(value_.dump()), least, most);
     return value_.get<std::int64_t>();
   }
 
-  template <class Function>
-  void for_each(Function&& function) const {
+  template <class Function> void for_each(Function&& function) const {
     if (!value_.is_array()) refuse("not a list");
     for (std::size_t i = 0; i < value_.size(); ++i) function(Reader(value_[i], fmt::format("{}[{}]", where_, i)));
   }
@@ -80,15 +83,15 @@ void read_section(const Reader& object, Recipe& recipe, const std::string& secti
   if (!object.json().is_object()) object.refuse("not an object");
   const std::vector<Option> all = options(recipe);
   for (const auto& [key, value] : object.json().items()) {
-    const auto option = std::find_if(all.begin(), all.end(), [&, k = key](const Option& o) { return o.name == section + "." + k; });
+    const auto option =
+        std::find_if(all.begin(), all.end(), [&, k = key](const Option& o) { return o.name == section + "." + k; });
     if (option == all.end()) object.refuse("unknown field '{}'; made by a newer program?", printable(key));
     const bool wants_text = std::holds_alternative<std::string*>(option->value);
-    if (value.is_string() != wants_text || value.is_structured()) object.refuse("{} = {} has the wrong type", key, printable(value.dump()));
+    if (value.is_string() != wants_text || value.is_structured())
+      object.refuse("{} = {} has the wrong type", key, printable(value.dump()));
     try {
       option->set(wants_text ? value.get<std::string>() : value.dump(), object.where());
-    } catch (const Error& error) {
-      throw Error(ExitCode::bad_data, error.what());
-    }
+    } catch (const Error& error) { throw Error(ExitCode::bad_data, error.what()); }
   }
 }
 
@@ -101,7 +104,8 @@ std::string read_name(const Reader& reader) {
 std::int64_t elements_of(const std::vector<std::int64_t>& shape, const Reader& reader) {
   std::int64_t product = 1;
   for (const std::int64_t extent : shape)
-    if (__builtin_mul_overflow(product, extent, &product) || product > integer_limit) reader.refuse("more than 2^53 elements");
+    if (__builtin_mul_overflow(product, extent, &product) || product > integer_limit)
+      reader.refuse("more than 2^53 elements");
   return product;
 }
 
@@ -109,9 +113,11 @@ Checkpoint::TensorInfo read_tensor(const Reader& reader) {
   Checkpoint::TensorInfo tensor;
   tensor.name = read_name(reader.field("name"));
   tensor.dtype = reader.field("dtype").text();
-  if (tensor.dtype != "f32" && tensor.dtype != "f64") reader.refuse("dtype '{}', allowed are f32 and f64", printable(tensor.dtype));
+  if (tensor.dtype != "f32" && tensor.dtype != "f64")
+    reader.refuse("dtype '{}', allowed are f32 and f64", printable(tensor.dtype));
   reader.field("shape").for_each([&](const Reader& extent) { tensor.shape.push_back(extent.integer(1)); });
-  if (tensor.shape.empty() || tensor.shape.size() > rank_limit) reader.refuse("{} dimensions, allowed are 1 to {}", tensor.shape.size(), rank_limit);
+  if (tensor.shape.empty() || tensor.shape.size() > rank_limit)
+    reader.refuse("{} dimensions, allowed are 1 to {}", tensor.shape.size(), rank_limit);
   elements_of(tensor.shape, reader);
   return tensor;
 }
@@ -119,7 +125,8 @@ Checkpoint::TensorInfo read_tensor(const Reader& reader) {
 Slice read_slice(const Reader& reader) {
   if (!reader.json().is_array() || reader.size() != 4) reader.refuse("not [kind, tensor, begin, end]");
   Slice slice{reader.at(0).text(), read_name(reader.at(1)), reader.at(2).integer(0), reader.at(3).integer(0)};
-  if (slice.kind != "value" && slice.kind != "m" && slice.kind != "v") reader.refuse("kind '{}', allowed are value, m, v", printable(slice.kind));
+  if (slice.kind != "value" && slice.kind != "m" && slice.kind != "v")
+    reader.refuse("kind '{}', allowed are value, m, v", printable(slice.kind));
   if (slice.begin >= slice.end) reader.refuse("elements [{}, {}) of {}", slice.begin, slice.end, slice.tensor);
   return slice;
 }
@@ -165,21 +172,25 @@ void check_coverage(const Manifest& manifest, const Reader& reader) {
   for (auto& [dataset, ranges] : slices) std::sort(ranges.begin(), ranges.end());
   for (const auto& tensor : manifest.tensors) {
     const std::int64_t elements = elements_of(tensor.shape, reader);
-    if (slices.count("m:" + tensor.name) != slices.count("v:" + tensor.name)) reader.refuse("tensor '{}' has one moment without the other", tensor.name);
+    if (slices.count("m:" + tensor.name) != slices.count("v:" + tensor.name))
+      reader.refuse("tensor '{}' has one moment without the other", tensor.name);
     for (const std::string kind : {"value", "m", "v"}) {
       const auto found = slices.find(kind + ":" + tensor.name);
       if (found == slices.end() && kind != "value") continue;
       std::int64_t covered = 0;
       if (found != slices.end())
         for (const auto& [begin, end] : found->second) covered = begin == covered ? end : integer_limit + 1;
-      if (covered != elements) reader.refuse("the slices of {} '{}' do not cover its {} elements once", kind, tensor.name, elements);
+      if (covered != elements)
+        reader.refuse("the slices of {} '{}' do not cover its {} elements once", kind, tensor.name, elements);
     }
   }
 }
 
 void check_model(const ModelConfig& model, const Reader& reader) {
-  if (model.vocabulary < 1 || model.kv_heads < 1 || model.head_size < 1 || model.max_length < 0) reader.refuse("the model's sizes are not resolved");
-  if (model.heads % model.kv_heads != 0) reader.refuse("{} heads are no multiple of {} kv_heads", model.heads, model.kv_heads);
+  if (model.vocabulary < 1 || model.kv_heads < 1 || model.head_size < 1 || model.max_length < 0)
+    reader.refuse("the model's sizes are not resolved");
+  if (model.heads % model.kv_heads != 0)
+    reader.refuse("{} heads are no multiple of {} kv_heads", model.heads, model.kv_heads);
 }
 
 CheckpointHeader read_header(const Reader& root) {
@@ -195,7 +206,9 @@ CheckpointHeader read_header(const Reader& root) {
   header.recipe = root.field("recipe").text();
   header.tokenizer = root.field("tokenizer").text();
   header.bos = std::int32_t(root.field("bos").integer(-1, header.model.vocabulary - 1));
-  root.field("end_tokens").for_each([&](const Reader& id) { header.end_tokens.push_back(std::int32_t(id.integer(0, header.model.vocabulary - 1))); });
+  root.field("end_tokens").for_each([&](const Reader& id) {
+    header.end_tokens.push_back(std::int32_t(id.integer(0, header.model.vocabulary - 1)));
+  });
   if (header.tokenizer != "" && header.tokenizer != "bytes" && header.tokenizer != tokenizer_name)
     root.refuse("tokenizer '{}', allowed are bytes, {} and none", printable(header.tokenizer), tokenizer_name);
   return header;
@@ -205,7 +218,8 @@ void check_format(const Reader& root) {
   const std::string format = root.field("format").text();
   if (format == format_prefix + std::to_string(format_number)) return;
   if (format.compare(0, format_prefix.size(), format_prefix) == 0)
-    fail(ExitCode::bad_data, "{}: format {}, this program reads {}{}; use a newer capstan", root.where(), printable(format), format_prefix, format_number);
+    fail(ExitCode::bad_data, "{}: format {}, this program reads {}{}; use a newer capstan", root.where(),
+         printable(format), format_prefix, format_number);
   root.refuse("format '{}', not a checkpoint", printable(format));
 }
 
@@ -238,7 +252,8 @@ std::string write_manifest(const Manifest& manifest) {
   root["source"] = Json::array();
   for (const SourceTensor& one : manifest.source) root["source"].push_back({one.name, one.dtype});
   root["tensors"] = Json::array();
-  for (const auto& tensor : manifest.tensors) root["tensors"].push_back({{"name", tensor.name}, {"dtype", tensor.dtype}, {"shape", tensor.shape}});
+  for (const auto& tensor : manifest.tensors)
+    root["tensors"].push_back({{"name", tensor.name}, {"dtype", tensor.dtype}, {"shape", tensor.shape}});
   root["files"] = Json::array();
   for (const ManifestFile& file : manifest.files) root["files"].push_back(file_json(file));
   root["checksum"] = no_checksum;
@@ -257,7 +272,8 @@ Manifest parse_manifest(const std::string& text, const std::string& name) {
   const std::size_t place = checksum_place(text, name);
   blank.replace(place, no_checksum.size(), no_checksum);
   const std::string expected = hex(xxh3_of(blank.data(), blank.size())), found = text.substr(place, no_checksum.size());
-  if (found != expected) root.refuse("damaged or edited: its checksum is {}, its text gives {}", printable(found), expected);
+  if (found != expected)
+    root.refuse("damaged or edited: its checksum is {}, its text gives {}", printable(found), expected);
 
   Manifest manifest;
   manifest.header = read_header(root);

@@ -1,6 +1,6 @@
 #pragma once
-// manifest.json of a checkpoint: what the folder holds and what it must look like on disk. The last field, `checksum`, is the xxh3
-// of the text itself with 16 zeros in its place, so that damage to the manifest is found like any other.
+// manifest.json of a checkpoint: what the folder holds and what it must look like on disk. The last field, `checksum`,
+// is the xxh3 of the text itself with 16 zeros in its place, so that damage to the manifest is found like any other.
 
 #include <cstdint>
 #include <string>
@@ -37,9 +37,9 @@ struct Manifest {
 
 std::string write_manifest(const Manifest& manifest);
 
-/// `name` begins error lines. A foreign manifest is hostile input: afterwards file names are plain and unlike, tensor names unlike,
-/// sizes do not overflow and are backed by the files' claimed bytes, and the slices of each kind cover a tensor exactly or, for
-/// moments, not at all. Error: bad_data.
+/// `name` begins error lines. A foreign manifest is hostile input: afterwards file names are plain and unlike, tensor
+/// names unlike, sizes do not overflow and are backed by the files' claimed bytes, and the slices of each kind cover a
+/// tensor exactly or, for moments, not at all. Error: bad_data.
 Manifest parse_manifest(const std::string& text, const std::string& name);
 
 /// One file's entry as text, to send it to another rank.

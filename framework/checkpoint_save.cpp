@@ -1,4 +1,5 @@
-// Writing checkpoints, and clearing old ones away. The order on disk is what makes a power cut harmless: files, folder, rename, parent.
+// Writing checkpoints, and clearing old ones away. The order on disk is what makes a power cut harmless: files, folder,
+// rename, parent.
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -55,17 +56,22 @@ void remove_leftovers(const std::string& parent, const std::string& prefix) {
 
 std::string make_temporary_folder(const std::string& parent, const std::string& name) {
   std::random_device random;
-  const std::string folder = (fs::path(parent) / fmt::format("{}{}-{:08x}{:08x}", temporary_prefix, name, random(), random())).string();
+  const std::string folder =
+      (fs::path(parent) / fmt::format("{}{}-{:08x}{:08x}", temporary_prefix, name, random(), random())).string();
   std::error_code error;
-  if (!fs::create_directory(folder, error)) fail(ExitCode::io, "{}: cannot be made: {}", folder, error ? error.message() : "it exists");
+  if (!fs::create_directory(folder, error))
+    fail(ExitCode::io, "{}: cannot be made: {}", folder, error ? error.message() : "it exists");
   return folder;
 }
 
-/// Gives the finished folder its name. A folder that has the name already is exchanged for it in one step where the file system can.
+/// Gives the finished folder its name. A folder that has the name already is exchanged for it in one step where the
+/// file system can.
 void rename_folder(const std::string& temporary, const std::string& path) {
   if (::rename(temporary.c_str(), path.c_str()) == 0) return;
-  if (errno != ENOTEMPTY && errno != EEXIST) fail(ExitCode::io, "{}: cannot rename the finished folder to this name: {}", path, std::strerror(errno));
-  if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, path.c_str(), RENAME_EXCHANGE) == 0) return remove_folder(temporary);
+  if (errno != ENOTEMPTY && errno != EEXIST)
+    fail(ExitCode::io, "{}: cannot rename the finished folder to this name: {}", path, std::strerror(errno));
+  if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, path.c_str(), RENAME_EXCHANGE) == 0)
+    return remove_folder(temporary);
   const std::string old = temporary + "-old";
   if (::rename(path.c_str(), old.c_str()) != 0 || ::rename(temporary.c_str(), path.c_str()) != 0)
     fail(ExitCode::io, "{}: cannot replace the folder of this name: {}", path, std::strerror(errno));
@@ -88,14 +94,17 @@ ManifestFile describe(const std::string& folder, const std::string& name) {
 class WeightsWriter {
  public:
   WeightsWriter(const std::string& folder, int rank)
-      : folder_(folder), name_(fmt::format("weights-{:04}.h5", rank)), file_(Hdf5File::create((fs::path(folder) / name_).string())) {}
+      : folder_(folder), name_(fmt::format("weights-{:04}.h5", rank)),
+        file_(Hdf5File::create((fs::path(folder) / name_).string())) {}
 
   /// buffer: elements [begin, end) of the trainable buffer, of which the part that lies in p is written.
   void write(const std::string& kind, const Parameter& p, const View& buffer, std::int64_t begin, std::int64_t end) {
     const std::int64_t first = std::max(p.offset, begin), last = std::min(p.offset + p.shape.elements(), end);
     if (first < last) put({kind, p.name, first - p.offset, last - p.offset}, buffer.rows(first - begin, last - begin));
   }
-  void write_all(const Parameter& p) { put({"value", p.name, 0, p.shape.elements()}, p.value.reshape({p.shape.elements()})); }
+  void write_all(const Parameter& p) {
+    put({"value", p.name, 0, p.shape.elements()}, p.value.reshape({p.shape.elements()}));
+  }
 
   ManifestFile finish() {
     file_.close();
@@ -115,14 +124,16 @@ class WeightsWriter {
   std::vector<Slice> slices_;
 };
 
-ManifestFile write_weights(const std::string& folder, int rank, int ranks, const Parameters& parameters, const OptimizerShard& optimizer) {
+ManifestFile write_weights(const std::string& folder, int rank, int ranks, const Parameters& parameters,
+                           const OptimizerShard& optimizer) {
   WeightsWriter writer(folder, rank);
   const ShardRange mine = shard_range(parameters.trainable_elements(), rank, ranks);
   const View& values = parameters.trainable_values();
   const std::int64_t shard = optimizer.end - optimizer.begin;
   if (optimizer.m || optimizer.v)
-    CAPSTAN_CHECK(shard >= 0 && optimizer.m.elements() >= shard && optimizer.v.elements() >= shard, "moments of {} and {} elements for [{}, {})",
-                  optimizer.m.elements(), optimizer.v.elements(), optimizer.begin, optimizer.end);
+    CAPSTAN_CHECK(shard >= 0 && optimizer.m.elements() >= shard && optimizer.v.elements() >= shard,
+                  "moments of {} and {} elements for [{}, {})", optimizer.m.elements(), optimizer.v.elements(),
+                  optimizer.begin, optimizer.end);
   for (const Parameter& p : parameters.all()) {
     if (!p.trainable && rank == 0) writer.write_all(p);
     if (!p.trainable) continue;
@@ -134,15 +145,16 @@ ManifestFile write_weights(const std::string& folder, int rank, int ranks, const
   return writer.finish();
 }
 
-void write_extra(const std::string& folder, const std::string& name, const std::string& bytes, std::vector<ManifestFile>& files) {
+void write_extra(const std::string& folder, const std::string& name, const std::string& bytes,
+                 std::vector<ManifestFile>& files) {
   if (bytes.empty()) return;
   write_text_atomically((fs::path(folder) / name).string(), bytes);
   files.push_back(describe(folder, name));
 }
 
 /// Rank 0's last part: manifest, fsync, rename, fsync.
-void commit(const std::string& temporary, const std::string& path, Manifest manifest, const CheckpointExtras& extras, const Parameters& parameters,
-            const std::vector<std::string>& entries) {
+void commit(const std::string& temporary, const std::string& path, Manifest manifest, const CheckpointExtras& extras,
+            const Parameters& parameters, const std::vector<std::string>& entries) {
   for (const std::string& entry : entries) manifest.files.push_back(parse_entry(entry));
   write_extra(temporary, tokenizer_name, extras.tokenizer_model, manifest.files);
   write_extra(temporary, hf_config_name, extras.hf_config, manifest.files);
@@ -182,11 +194,13 @@ void require_free_bytes(const std::string& folder, std::int64_t bytes) {
   const std::string existing = existing_parent(folder);
   const std::int64_t available = free_bytes(existing);
   if (available < bytes)
-    fail(ExitCode::io, "{}: a checkpoint needs {} bytes, {} are free; free some space or choose another folder", folder, bytes, available);
+    fail(ExitCode::io, "{}: a checkpoint needs {} bytes, {} are free; free some space or choose another folder", folder,
+         bytes, available);
 }
 
-std::string save_checkpoint(parallel::Communicator& world, const std::string& parent, const std::string& name, const CheckpointHeader& header,
-                            const CheckpointExtras& extras, const Parameters& parameters, const OptimizerShard& optimizer) {
+std::string save_checkpoint(parallel::Communicator& world, const std::string& parent, const std::string& name,
+                            const CheckpointHeader& header, const CheckpointExtras& extras,
+                            const Parameters& parameters, const OptimizerShard& optimizer) {
   const std::string final_name = name.empty() ? step_folder_name(header.step) : name;
   const std::string path = (fs::path(parent) / final_name).string();
   const bool first = world.rank() == 0;
@@ -194,7 +208,8 @@ std::string save_checkpoint(parallel::Communicator& world, const std::string& pa
   together(world, [&] {
     if (!first) return;
     CAPSTAN_CHECK(is_plain_name(final_name), "checkpoint '{}'", printable(final_name));
-    require_free_bytes(parent, checkpoint_bytes(parameters, bool(optimizer.m)) + std::int64_t(extras.tokenizer_model.size() + extras.hf_config.size()));
+    require_free_bytes(parent, checkpoint_bytes(parameters, bool(optimizer.m)) +
+                                   std::int64_t(extras.tokenizer_model.size() + extras.hf_config.size()));
     std::error_code error;
     fs::create_directories(parent, error);
     if (error) fail(ExitCode::io, "{}: cannot be made: {}", parent, error.message());
@@ -204,7 +219,8 @@ std::string save_checkpoint(parallel::Communicator& world, const std::string& pa
   try {
     temporary = world.broadcast(temporary, 0);
     std::string entry;
-    together(world, [&] { entry = write_entry(write_weights(temporary, world.rank(), world.size(), parameters, optimizer)); });
+    together(world,
+             [&] { entry = write_entry(write_weights(temporary, world.rank(), world.size(), parameters, optimizer)); });
     const std::vector<std::string> entries = world.all_gather(entry);
     together(world, [&] {
       if (first) commit(temporary, path, {header, extras.source, {}, {}}, extras, parameters, entries);

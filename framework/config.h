@@ -17,71 +17,73 @@ struct ModelConfig {
   std::int64_t hidden_size = 64;  ///< C
   std::int64_t mlp_size = 172;    ///< F (Hugging Face: intermediate_size)
   std::int64_t layers = 5;
-  std::int64_t heads = 8;         ///< H
-  std::int64_t kv_heads = 0;      ///< G; 0: as heads
-  std::int64_t head_size = 0;     ///< D; 0: hidden_size / heads
-  std::int64_t vocabulary = 0;    ///< V; 0: the data's
+  std::int64_t heads = 8;       ///< H
+  std::int64_t kv_heads = 0;    ///< G; 0: as heads
+  std::int64_t head_size = 0;   ///< D; 0: hidden_size / heads
+  std::int64_t vocabulary = 0;  ///< V; 0: the data's
   double norm_eps = 1e-5;
-  bool tied = true;               ///< output projection = token embedding
+  bool tied = true;  ///< output projection = token embedding
   double init_std = 0.02;
-  std::int64_t max_length = 0;    ///< longest trained length so far (Hugging Face: max_position_embeddings); 0: data.context
+  std::int64_t max_length =
+      0;  ///< longest trained length so far (Hugging Face: max_position_embeddings); 0: data.context
 };
 
 /// [position] The position encoding.
 struct PositionConfig {
-  std::string kind = "rope";          ///< none, rope, cope, rope+cope, tape
-  double theta = 10000;               ///< RoPE base; also TAPE's first phases
-  std::string scaling = "none";       ///< none, linear, ntk, dynamic, yarn, llama3
-  double factor = 1;                  ///< of the scaling
-  std::int64_t original_length = 0;   ///< length the model was trained at before scaling; 0: model.max_length
-  std::int64_t length = 0;            ///< declared total length, for dynamic; 0: data.context (training), the window (evaluation)
-  double beta_fast = 32, beta_slow = 1;                 ///< yarn
-  double attention_factor = 0;                          ///< yarn; 0: 0.1 ln(factor) + 1
-  double low_freq_factor = 1, high_freq_factor = 4;     ///< llama3
-  std::int64_t cope_positions = 64;   ///< npos = P + 1 rows of CoPE's table
-  std::int64_t tape_width = 0;        ///< I; 0: 4 G
+  std::string kind = "rope";         ///< none, rope, cope, rope+cope, tape
+  double theta = 10000;              ///< RoPE base; also TAPE's first phases
+  std::string scaling = "none";      ///< none, linear, ntk, dynamic, yarn, llama3
+  double factor = 1;                 ///< of the scaling
+  std::int64_t original_length = 0;  ///< length the model was trained at before scaling; 0: model.max_length
+  std::int64_t length = 0;  ///< declared total length, for dynamic; 0: data.context (training), the window (evaluation)
+  double beta_fast = 32, beta_slow = 1;              ///< yarn
+  double attention_factor = 0;                       ///< yarn; 0: 0.1 ln(factor) + 1
+  double low_freq_factor = 1, high_freq_factor = 4;  ///< llama3
+  std::int64_t cope_positions = 64;                  ///< npos = P + 1 rows of CoPE's table
+  std::int64_t tape_width = 0;                       ///< I; 0: 4 G
 };
 
 /// [data]
 struct DataConfig {
-  std::string train;                  ///< token files, separated by commas
-  std::string weights;                ///< one number per file, separated by commas; empty: by tokens
-  std::string validation;             ///< token file; empty: none
-  std::int64_t context = 512;         ///< S, tokens per sequence
-  std::string documents = "separate"; ///< separate, joined
-  std::int64_t seed = 1;              ///< order of the samples
+  std::string train;                   ///< token files, separated by commas
+  std::string weights;                 ///< one number per file, separated by commas; empty: by tokens
+  std::string validation;              ///< token file; empty: none
+  std::string tokenizer;               ///< that made them: "bytes" or a SentencePiece model; empty: what the model has
+  std::int64_t context = 512;          ///< S, tokens per sequence
+  std::string documents = "separate";  ///< separate, joined
+  std::int64_t seed = 1;               ///< order of the samples
 };
 
 /// [train]
 struct TrainConfig {
   std::int64_t steps = 100;
-  std::int64_t sequences = 8;         ///< per step, over all ranks
-  std::int64_t micro_batch = 1;       ///< sequences that a data rank holds at once
-  std::string recompute = "block";    ///< none, block, block_full
-  std::string trainable = "*";        ///< name patterns, separated by commas
-  std::string frozen;                 ///< name patterns taken away again
-  std::int64_t seed = 1;              ///< initialisation
-  std::string device = "cpu";         ///< cpu, ref
-  std::string precision = "f32";      ///< f32; f64 on ref
-  std::int64_t tile = 64;             ///< attention tile
-  std::int64_t validate_every = 0;    ///< steps; 0: only at the end
+  std::int64_t sequences = 8;       ///< per step, over all ranks
+  std::int64_t micro_batch = 1;     ///< sequences that a data rank holds at once
+  std::string recompute = "block";  ///< none, block, block_full
+  std::string trainable = "*";      ///< name patterns, separated by commas
+  std::string frozen;               ///< name patterns taken away again
+  std::int64_t seed = 1;            ///< initialisation
+  std::string device = "cpu";       ///< cpu, ref
+  std::string precision = "f32";    ///< f32; f64 on ref
+  std::int64_t tile = 64;           ///< attention tile
+  std::int64_t validate_every = 0;  ///< steps; 0: only at the end
   std::int64_t validate_sequences = 8;
-  double max_time = 0;                ///< seconds until a stop with a saved checkpoint; 0: none
+  double max_time = 0;  ///< seconds until a stop with a saved checkpoint; 0: none
 };
 
 /// [optimizer]
 struct OptimizerConfig {
   std::string kind = "adamw";  ///< adamw, sgd
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.0;
-  double clip = 1.0;           ///< global gradient norm; 0: none
+  double clip = 1.0;  ///< global gradient norm; 0: none
 };
 
 /// [schedule] Learning rate as a fraction of optimizer.lr.
 struct ScheduleConfig {
-  std::string kind = "cosine";    ///< constant, cosine, trapezoid
-  std::int64_t warmup = 0;        ///< steps, linear from 0
-  std::int64_t cooldown = 0;      ///< steps at the end, linear to `final` (trapezoid)
-  double final = 0.1;             ///< last fraction
+  std::string kind = "cosine";  ///< constant, cosine, trapezoid
+  std::int64_t warmup = 0;      ///< steps, linear from 0
+  std::int64_t cooldown = 0;    ///< steps at the end, linear to `final` (trapezoid)
+  double final = 0.1;           ///< last fraction
 };
 
 /// [grid] How ranks are used: data × ring = ranks.

@@ -59,6 +59,8 @@ class Encoding {
   virtual bool has_state() const { return false; }
   virtual bool travels(int /*layer*/) const { return false; }
   virtual Tensor first_state() { return {}; }  ///< z [N, G, D] of layer 0
+  /// The same from positions [n] alone, z [n, G, D] overwrites: layer 0's states are made where they are needed.
+  virtual void make_first_state(const View& /*z*/, const View& /*position*/) {}
   /// z_next [N, G, D] from z, p [N, H, D] (attention over states, per query head) and m [N, C] (the MLP's output).
   virtual Tensor update(int /*layer*/, const View& /*z*/, const View& /*p*/, const View& /*m*/) { return {}; }
   /// dz [N, G, D] and dm [N, C] add to, dp [N, H, D] overwrites.

@@ -59,6 +59,7 @@ class Composed : public Encoding {
   bool has_state() const override { return stateful_->has_state(); }
   bool travels(int layer) const override { return stateful_->travels(layer); }
   Tensor first_state() override { return stateful_->first_state(); }
+  void make_first_state(const View& z, const View& position) override { stateful_->make_first_state(z, position); }
   Tensor update(int layer, const View& z, const View& p, const View& m) override { return stateful_->update(layer, z, p, m); }
   void update_backward(int layer, const View& dz, const View& dp, const View& dm, const View& dz_next, const View& z, const View& p,
                        const View& m) override {

@@ -43,6 +43,13 @@ std::string temporary_name(const std::string& path) {
   return (full.parent_path() / name).string();
 }
 
+/// Nobody has asked for the temporary file: what happened to it happened to `path`.
+std::string with_name(std::string text, const std::string& temporary, const std::string& path) {
+  for (std::size_t at = 0; (at = text.find(temporary, at)) != std::string::npos; at += path.size())
+    text.replace(at, temporary.size(), path);
+  return text;
+}
+
 }  // namespace
 
 InputFile::InputFile(const std::string& path) : path_(path) {
@@ -137,6 +144,9 @@ void write_atomically(const std::string& path, const std::function<void(const st
     if (::rename(temporary.c_str(), path.c_str()) != 0) {
       fail(ExitCode::io, "{}: cannot rename the finished file to this name: {}", path, reason(errno));
     }
+  } catch (const Error& error) {
+    ::unlink(temporary.c_str());
+    throw Error(error.code(), with_name(error.what(), temporary, path));
   } catch (...) {
     ::unlink(temporary.c_str());
     throw;

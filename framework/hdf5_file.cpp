@@ -16,12 +16,18 @@ namespace {
 constexpr std::size_t text_limit = 64'000;                     // an attribute of the compact kind has less than 64 KiB
 constexpr std::int64_t chunk_limit = std::int64_t(256) << 20;  // bytes; the library holds whole chunks in memory
 
+/// A setting of the library that only a defect of ours can make fail.
+void must(herr_t result) { CAPSTAN_CHECK(result >= 0, "HDF5 refuses a setting"); }
+
 /// Held during every call of the library.
 class Lock {
  public:
   Lock() : guard_(mutex()) {
+    // The library's exit handler crashes over a file that a full disk kept from being closed.
+    static const bool no_exit_handler = H5dont_atexit() >= 0;
+    static_cast<void>(no_exit_handler);
     H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);  // nothing is printed; a thread-safe library keeps this per thread
-    H5PLset_loading_state(0);                     // no filter plug-ins: shared objects found through the environment
+    must(H5PLset_loading_state(0));               // no filter plug-ins: shared objects found through the environment
   }
 
  private:
@@ -53,10 +59,16 @@ herr_t keep_first(unsigned depth, const H5E_error2_t* error, void* text) {
   return 0;
 }
 
-/// The innermost entry of the library's error stack: what was found wrong, not which calls led there.
+/// The innermost entry of the library's error stack: what was found wrong, not which calls led there. A failed call of
+/// the system stands there with time, addresses and more; what the system said is enough.
 std::string reason() {
   std::string text = "no reason given";
-  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_first, &text);
+  if (H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_first, &text) < 0) return "no reason given";
+  constexpr std::string_view mark = "error message = '";
+  if (const auto at = text.find(mark); at != std::string::npos) {
+    text.erase(0, at + mark.size());
+    text.erase(std::min(text.find('\''), text.size()));
+  }
   return printable(text, 200);
 }
 
@@ -111,7 +123,7 @@ struct Hdf5File::State {
   ~State() {
     if (file < 0) return;
     const Lock lock;
-    H5Fclose(file);
+    if (H5Fclose(file) < 0) return;  // a reader lost nothing; a writer was closed, and checked, before
   }
 };
 
@@ -127,10 +139,10 @@ namespace {
 /// Access properties of every file.
 hid_t access_properties() {
   const hid_t properties = H5Pcreate(H5P_FILE_ACCESS);
-  H5Pset_fclose_degree(properties, H5F_CLOSE_STRONG);
-  H5Pset_libver_bounds(properties, H5F_LIBVER_V18, H5F_LIBVER_LATEST);
+  must(H5Pset_fclose_degree(properties, H5F_CLOSE_STRONG));
+  must(H5Pset_libver_bounds(properties, H5F_LIBVER_V18, H5F_LIBVER_LATEST));
   // Locks fail on NFS and Lustre, and nothing needs them: a file is written under a temporary name and never changed.
-  H5Pset_file_locking(properties, 0, 1);
+  must(H5Pset_file_locking(properties, 0, 1));
   return properties;
 }
 
@@ -392,9 +404,9 @@ void Hdf5File::set_text(const std::string& name, const std::string& value) {
                 state_->path, name, value.size());
   const Lock lock;
   const Handle type(H5Tcopy(H5T_C_S1), H5Tclose);
-  H5Tset_size(type, std::max<std::size_t>(value.size(), 1));  // the library has no empty text: one NUL stands for it
-  H5Tset_strpad(type, H5T_STR_NULLPAD);
-  H5Tset_cset(type, H5T_CSET_UTF8);
+  must(H5Tset_size(type, std::max<std::size_t>(value.size(), 1)));  // the library has no empty text: one NUL stands for it
+  must(H5Tset_strpad(type, H5T_STR_NULLPAD));
+  must(H5Tset_cset(type, H5T_CSET_UTF8));
   set_attribute(state_->file, state_->path, name, type, value.c_str());
 }
 

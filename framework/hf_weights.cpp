@@ -48,8 +48,8 @@ class Source {
 
   void check_shape(const std::vector<std::int64_t>& shape) const {
     if (info_.shape != shape)
-      fail(ExitCode::bad_data, "{}: shape {}, config.json asks for {}; do both files belong together?", where_, text_of(info_.shape),
-           text_of(shape));
+      fail(ExitCode::bad_data, "{}: shape {}, config.json asks for {}; do both files belong together?", where_,
+           text_of(info_.shape), text_of(shape));
   }
 
   std::vector<float> values(const std::vector<std::int64_t>& shape) const {
@@ -71,14 +71,15 @@ class Source {
 
 /// Old files hold the rotation frequencies, which the configuration says too. They must be the plain ones.
 void check_frequencies(const Source& source, const PositionConfig& position) {
-  if (source.info().shape.size() != 1) fail(ExitCode::bad_data, "{}: shape {}, allowed is [D / 2]", source.where(), text_of(source.info().shape));
+  if (source.info().shape.size() != 1)
+    fail(ExitCode::bad_data, "{}: shape {}, allowed is [D / 2]", source.where(), text_of(source.info().shape));
   const std::vector<float> values = source.values(source.info().shape);
   constexpr double half_precision = 1e-3, smallest_half = 6e-8;
   for (std::size_t f = 0; f < values.size(); ++f) {
     const double expected = std::pow(position.theta, -double(f) / double(values.size()));
     if (std::abs(values[f] - expected) > half_precision * expected + smallest_half)
-      fail(ExitCode::bad_data, "{}: frequency {} is {}, rope_theta {} gives {}; such a model cannot be used here", source.where(), f, values[f],
-           position.theta, expected);
+      fail(ExitCode::bad_data, "{}: frequency {} is {}, rope_theta {} gives {}; such a model cannot be used here",
+           source.where(), f, values[f], position.theta, expected);
   }
 }
 
@@ -91,7 +92,8 @@ void copy_values(const View& out, const std::vector<float>& values) {
 void check_hf_shapes(const Parameters& parameters, const SafetensorsModel& model, const std::string& folder) {
   for (const Parameter& p : parameters.all()) {
     if (model.file_of.count(p.name) == 0)
-      fail(ExitCode::bad_data, "{}: tensor '{}' {} is missing; config.json asks for it, get the model again", folder, p.name, p.shape.text());
+      fail(ExitCode::bad_data, "{}: tensor '{}' {} is missing; config.json asks for it, get the model again", folder,
+           p.name, p.shape.text());
     Source(model, p.name).check_shape(extents(p.shape));
   }
 }
@@ -111,11 +113,13 @@ ImportedWeights load_hf_weights(Parameters& parameters, const SafetensorsModel& 
     const bool repeats_embedding = !p && tied && name == output_name;
     if (repeats_embedding) p = parameters.find(embedding_name);
     if (!p)
-      fail(ExitCode::bad_data, "{}: unknown; config.json describes a model of {} tensors without it", source.where(), parameters.all().size());
+      fail(ExitCode::bad_data, "{}: unknown; config.json describes a model of {} tensors without it", source.where(),
+           parameters.all().size());
     const std::vector<float> values = source.values(extents(p->shape));
     if (repeats_embedding) {
       if (values != Source(model, embedding_name).values(extents(p->shape)))
-        fail(ExitCode::bad_data, "{}: differs from {}, but config.json has tie_word_embeddings = true; set it to false", source.where(), embedding_name);
+        fail(ExitCode::bad_data, "{}: differs from {}, but config.json has tie_word_embeddings = true; set it to false",
+             source.where(), embedding_name);
     } else {
       copy_values(p->value, values);
     }
@@ -166,13 +170,17 @@ std::optional<std::vector<std::uint8_t>> encoded(const std::vector<float>& value
 }
 
 /// All tensors, each in the type that `dtype_of` gives; nothing if one cannot be exact.
-std::optional<std::vector<SafetensorToWrite>> tensors_as(const Checkpoint& checkpoint, const std::vector<SourceTensor>& wanted) {
+std::optional<std::vector<SafetensorToWrite>> tensors_as(const Checkpoint& checkpoint,
+                                                         const std::vector<SourceTensor>& wanted) {
   std::vector<SafetensorToWrite> result;
   for (const SourceTensor& want : wanted) {
     const auto& all = checkpoint.tensors();
-    const auto find = [&](const std::string& name) { return std::find_if(all.begin(), all.end(), [&](const auto& t) { return t.name == name; }); };
+    const auto find = [&](const std::string& name) {
+      return std::find_if(all.begin(), all.end(), [&](const auto& t) { return t.name == name; });
+    };
     auto tensor = find(want.name);
-    if (tensor == all.end() && want.name == output_name) tensor = find(embedding_name);  // the source repeated the tied matrix
+    if (tensor == all.end() && want.name == output_name)
+      tensor = find(embedding_name);  // the source repeated the tied matrix
     CAPSTAN_CHECK(tensor != all.end(), "{}: no tensor {}", checkpoint.folder(), want.name);
     const Tensor values(Shape(tensor->shape), DType::f32, Device::ref);
     checkpoint.read("value", tensor->name, 0, values.view().elements(), values);

@@ -1,6 +1,6 @@
 #pragma once
-// Weights of Hugging Face folders, between safetensors files and Parameters. Tensor names are the same on both sides; see
-// Parameters. An encoding's own parameters lie in the file beside them, under their names.
+// Weights of Hugging Face folders, between safetensors files and Parameters. Tensor names are the same on both sides;
+// see Parameters. An encoding's own parameters lie in the file beside them, under their names.
 
 #include <cstdint>
 #include <map>
@@ -18,16 +18,18 @@ struct ImportedWeights {
   std::vector<std::string> left_out;  ///< tensors that only repeat what the configuration says (rotary_emb.inv_freq)
 };
 
-/// Names and shapes of `parameters` (which need not be allocated) against the tensors. Error: bad_data naming the tensor.
+/// Names and shapes of `parameters` (which need not be allocated) against the tensors. Error: bad_data naming the
+/// tensor.
 void check_hf_shapes(const Parameters& parameters, const SafetensorsModel& model, const std::string& folder);
 
-/// Fills all values of `parameters` (allocated) from F32, F16 or BF16 tensors, exactly. Refused by name, as bad_data: tensors that
-/// are missing, unknown, of another shape or type, or not finite; with `tied` an lm_head.weight that differs from the embedding.
+/// Fills all values of `parameters` (allocated) from F32, F16 or BF16 tensors, exactly. Refused by name, as bad_data:
+/// tensors that are missing, unknown, of another shape or type, or not finite; with `tied` an lm_head.weight that
+/// differs from the embedding.
 ImportedWeights load_hf_weights(Parameters& parameters, const SafetensorsModel& model, const std::string& folder,
                                 const PositionConfig& position, bool tied);
 
-/// All of a checkpoint's values as tensors of a file, in the source's order (else by name). Their type is F32, or the source's own
-/// if every value is exact in it: so what was imported and not trained comes out byte for byte.
+/// All of a checkpoint's values as tensors of a file, in the source's order (else by name). Their type is F32, or the
+/// source's own if every value is exact in it: so what was imported and not trained comes out byte for byte.
 std::vector<SafetensorToWrite> hf_tensors(const Checkpoint& checkpoint);
 
 }  // namespace capstan::framework

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -71,8 +72,14 @@ std::vector<LayerStats> sum_over_ranks(parallel::Communicator& world, const std:
   return out;
 }
 
+/// mpirun gives its ranks a terminal of its own even where it has none: TERM=dumb then says so (launch/setup.sh sets it).
+static bool is_terminal() {
+  const char* term = std::getenv("TERM");
+  return isatty(STDOUT_FILENO) && term && std::string(term) != "dumb";
+}
+
 MetricsLog::MetricsLog(const std::string& run_folder, std::int64_t step, std::int64_t steps)
-    : path_(run_folder + "/metrics.jsonl"), steps_(steps), terminal_(isatty(STDOUT_FILENO)) {
+    : path_(run_folder + "/metrics.jsonl"), steps_(steps), terminal_(is_terminal()) {
   if (std::filesystem::exists(path_)) {
     std::string kept;
     std::stringstream lines(read_file(path_));

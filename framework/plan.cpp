@@ -76,8 +76,10 @@ Plan make_plan(const Recipe& r, int ranks) {
   const bool cope = model.encoding().term() == kernels::TermKind::cope, tape = model.encoding().has_state();
   const kernels::DType type = r.train.precision == "f64" ? kernels::DType::f64 : kernels::DType::f32;
   const std::int64_t element = kernels::size_of(type), batch = r.train.micro_batch;
+  // The first layer's states are made where they are needed, the last layer's are used by nobody.
+  const bool z_travels = tape && r.model.layers > 2;
   const auto bytes_of = [&](std::int64_t tokens) {
-    return parallel::chunk_bytes(batch, tokens, r.model.kv_heads, r.model.head_size, tape && model.encoding().travels(0), type);
+    return parallel::chunk_bytes(batch, tokens, r.model.kv_heads, r.model.head_size, z_travels, type);
   };
   const parallel::ChunkBytes largest = bytes_of(layout.largest_chunk());
   plan.bytes_per_hop_forward = plan.ring > 1 ? largest.keys : 0;

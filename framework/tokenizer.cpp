@@ -264,10 +264,20 @@ std::string tokenizer_of_folder(const std::string& folder) {
   return word;
 }
 
+/// "bytes", or the path of a model file.
+std::string resolved(const std::string& which) {
+  return std::filesystem::is_directory(which) ? tokenizer_of_folder(which) : which;
+}
+
 }  // namespace
 
+std::string tokenizer_model_bytes(const std::string& which) {
+  const std::string chosen = resolved(which);
+  return chosen == "bytes" ? "" : read_file(chosen, model_limit);
+}
+
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& which, const std::vector<std::int32_t>& end) {
-  const std::string chosen = std::filesystem::is_directory(which) ? tokenizer_of_folder(which) : which;
+  const std::string chosen = resolved(which);
   std::unique_ptr<Tokenizer> tokenizer;
   if (chosen == "bytes") tokenizer = std::make_unique<ByteTokenizer>(end);
   else tokenizer = std::make_unique<SentencePieceTokenizer>(chosen, end);

@@ -29,4 +29,7 @@ class Tokenizer {
 /// config (an end id outside the vocabulary).
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& which, const std::vector<std::int32_t>& end = {});
 
+/// The SentencePiece model that `which` names, to be copied along; empty for the byte tokenizer. Errors as above.
+std::string tokenizer_model_bytes(const std::string& which);
+
 }  // namespace capstan::framework

@@ -4,12 +4,15 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 
 #include "framework/files.h"
 #include "framework/stop_request.h"
 #include "kernels/build_info.h"
+#include "kernels/global_norm.h"
 #include "kernels/isa.h"
 #include "parallel/agreement.h"
 
@@ -18,18 +21,6 @@ namespace capstan::framework {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::vector<double> numbers(const std::string& list) {
-  std::vector<double> out;
-  for (const std::string& item : split_list(list)) out.push_back(std::stod(item));
-  return out;
-}
-
-Dataset open_training_data(const Recipe& recipe) {
-  const std::vector<std::string> paths = split_list(recipe.data.train);
-  if (paths.empty()) fail(ExitCode::config, "data.train is empty: name one or more token files (capstan prepare makes them)");
-  return Dataset(paths, numbers(recipe.data.weights), recipe.data.context, recipe.data.documents == "joined", recipe.data.seed);
-}
 
 Device device_of(const Recipe& recipe) { return recipe.train.device == "ref" ? Device::ref : Device::cpu; }
 DType type_of(const Recipe& recipe) { return recipe.train.precision == "f64" ? DType::f64 : DType::f32; }
@@ -42,7 +33,7 @@ Keep keep_of(const std::string& recompute) {
 class FolderLock {
  public:
   explicit FolderLock(const std::string& folder) : file_(open((folder + "/lock").c_str(), O_CREAT | O_RDWR, 0644)) {
-    if (file_ < 0) fail(ExitCode::io, "{}: cannot be written", folder);
+    if (file_ < 0) fail(ExitCode::io, "{}: cannot be written: {}; choose another --run", folder, std::strerror(errno));
     if (flock(file_, LOCK_EX | LOCK_NB) != 0) {
       close(file_);
       fail(ExitCode::config, "{}: another run is writing here: wait for it, or choose another --run", folder);
@@ -73,7 +64,8 @@ template <class Body> void on_rank_0(parallel::Communicator& world, Body&& body)
 
 }  // namespace
 
-Recipe read_training_recipe(const std::string& path, const std::vector<std::pair<std::string, std::string>>& overrides) {
+Recipe read_training_recipe(const std::string& path,
+                            const std::vector<std::pair<std::string, std::string>>& overrides) {
   const auto read_over = [&](Recipe& recipe) {
     read_recipe(recipe, path);
     for (const Option& option : options(recipe))
@@ -96,69 +88,68 @@ Recipe read_training_recipe(const std::string& path, const std::vector<std::pair
 }
 
 Trainer::Trainer(const Recipe& recipe, parallel::Communicator& world)
-    : recipe_(recipe), world_(world), grid_(make_process_grid(world, recipe.grid.ring ? int(recipe.grid.ring) : world.size())),
-      data_(open_training_data(recipe)) {
+    : recipe_(recipe), world_(world),
+      grid_(make_process_grid(world, recipe.grid.ring ? int(recipe.grid.ring) : world.size())),
+      data_(open_training_data(recipe_)) {
   const TrainConfig& train = recipe_.train;
-  if (!recipe_.data.validation.empty())
-    validation_.emplace(std::vector<std::string>{recipe_.data.validation}, std::vector<double>{}, recipe_.data.context,
-                        recipe_.data.documents == "joined", recipe_.data.seed);
-  if (data_.windows() < train.sequences)
-    fail(ExitCode::bad_data, "data.train holds {} tokens = {} sequences of {}, one step needs train.sequences = {}: use more text or a smaller step",
-         data_.tokens(), data_.windows(), recipe_.data.context, train.sequences);
-
-  if (recipe_.model.vocabulary == 0) recipe_.model.vocabulary = data_.vocabulary();
-  if (data_.vocabulary() > recipe_.model.vocabulary)
-    fail(ExitCode::bad_data, "{}: its vocabulary of {} is larger than the model's {}: prepare the text with the model's tokenizer", recipe_.data.train,
-         data_.vocabulary(), recipe_.model.vocabulary);
   resolve_sizes(recipe_.model, recipe_.position);
-
-  parallel::Facts facts{{"binary", kernels::build_text()}, {"recipe", hex(xxh3_of(write_recipe(recipe_).data(), write_recipe(recipe_).size()))}};
-  for (const TokenFile& file : data_.files()) facts.emplace_back("data file " + file.path(), file.info().checksum);
-  if (validation_) facts.emplace_back("data file " + recipe_.data.validation, validation_->files()[0].info().checksum);
-  if (!recipe_.model.from.empty()) {
-    const std::string manifest = resolve_model_folder(recipe_.model.from) + "/manifest.json";
-    facts.emplace_back("model " + recipe_.model.from, hex(xxh3_of_file(manifest)));
-  }
-  require_agreement(world, facts);
+  require_same_start();
 
   model_ = std::make_unique<Model>(recipe_.model, recipe_.position);
   model_->parameters().allocate(
       device_of(recipe_), type_of(recipe_), true,
-      [&](const std::string& name) { return matches_any(name, train.trainable) && !matches_any(name, train.frozen); }, world.size());
+      [&](const std::string& name) { return matches_any(name, train.trainable) && !matches_any(name, train.frozen); },
+      world.size());
   if (model_->parameters().trainable_elements() == 0)
-    fail(ExitCode::config, "train.trainable = {} and train.frozen = {} leave nothing to train; capstan inspect lists parameter names", train.trainable,
-         train.frozen);
+    fail(ExitCode::config,
+         "train.trainable = {} and train.frozen = {} leave nothing to train; capstan inspect lists parameter names",
+         train.trainable, train.frozen);
   start_values();
 
-  const parallel::SequenceLayout layout = parallel::SequenceLayout::contiguous(recipe_.data.context, grid_.ring_size, train.tile);
-  ring_ = std::make_unique<parallel::Ring>(parallel::Ring{*grid_.ring, layout, parallel::make_schedule(recipe_.grid.schedule, layout)});
+  const parallel::SequenceLayout layout =
+      parallel::SequenceLayout::contiguous(recipe_.data.context, grid_.ring_size, train.tile);
+  ring_ = std::make_unique<parallel::Ring>(
+      parallel::Ring{*grid_.ring, layout, parallel::make_schedule(recipe_.grid.schedule, layout)});
   optimizer_ = std::make_unique<Optimizer>(recipe_.optimizer, model_->parameters(), world);
+}
+
+/// Refuses ranks that are about to do different things; the first difference is named.
+void Trainer::require_same_start() {
+  parallel::Facts facts{{"binary", kernels::build_text()}};
+  for (const Option& option : options(recipe_)) facts.emplace_back(option.name, option.text());
+  for (const TokenFile& file : data_.train.files())
+    facts.emplace_back("data file " + file.path(), file.info().checksum);
+  if (data_.validation)
+    facts.emplace_back("data file " + recipe_.data.validation, data_.validation->files()[0].info().checksum);
+  if (!recipe_.model.from.empty()) {
+    const std::string manifest = resolve_model_folder(recipe_.model.from) + "/manifest.json";
+    facts.emplace_back("model " + recipe_.model.from, hex(xxh3_of_file(manifest)));
+  }
+  require_agreement(world_, facts);
 }
 
 /// From the start model, or drawn. The tokenizer comes along so that a checkpoint can generate.
 void Trainer::start_values() {
   model_->parameters().initialise(std::uint64_t(recipe_.train.seed), recipe_.model.init_std);
   if (recipe_.model.from.empty()) {
-    const TokenFileInfo& info = data_.files()[0].info();
-    bos_ = info.bos;
-    end_tokens_ = info.end;
-    if (info.tokenizer == "bytes") tokenizer_ = "bytes";
-    return;
+    text_ = text_conventions(recipe_, data_, nullptr);
+  } else {
+    const Checkpoint start = Checkpoint::open(resolve_model_folder(recipe_.model.from));
+    text_ = text_conventions(recipe_, data_, &start);
+    new_parameters_ = load_values(model_->parameters(), start);
+    extras_ = start.extras();
   }
-  const Checkpoint start = Checkpoint::open(resolve_model_folder(recipe_.model.from));
-  new_parameters_ = load_values(model_->parameters(), start);
-  extras_ = start.extras();
-  tokenizer_ = start.header().tokenizer;
-  bos_ = start.header().bos;
-  end_tokens_ = start.header().end_tokens;
+  extras_.tokenizer_model = text_.tokenizer_model;
 }
 
 std::vector<std::vector<SampleId>> Trainer::micro_batches(const std::vector<SampleId>& all) const {
   std::vector<SampleId> mine;
-  for (std::size_t i = std::size_t(grid_.data_rank); i < all.size(); i += std::size_t(grid_.data_size)) mine.push_back(all[i]);
+  for (std::size_t i = std::size_t(grid_.data_rank); i < all.size(); i += std::size_t(grid_.data_size))
+    mine.push_back(all[i]);
   std::vector<std::vector<SampleId>> out;
   const std::size_t size = std::size_t(recipe_.train.micro_batch);
-  for (std::size_t i = 0; i < mine.size(); i += size) out.emplace_back(mine.begin() + i, mine.begin() + std::min(mine.size(), i + size));
+  for (std::size_t i = 0; i < mine.size(); i += size)
+    out.emplace_back(mine.begin() + i, mine.begin() + std::min(mine.size(), i + size));
   if (reversed_) std::reverse(out.begin(), out.end());
   return out;
 }
@@ -167,25 +158,29 @@ StepResult Trainer::train_step() {
   StepResult result;
   std::vector<SampleId> samples;
   for (std::int64_t i = 0; i < recipe_.train.sequences; ++i) {
-    samples.push_back(data_.sample(step_ * recipe_.train.sequences + i));
-    result.counted += data_.counted(samples.back());
+    samples.push_back(data_.train.sample(step_ * recipe_.train.sequences + i));
+    result.counted += data_.train.counted(samples.back());
     result.samples.push_back(samples.back().text());
   }
-  if (result.counted == 0) fail(ExitCode::bad_data, "step {}: none of its tokens has a target: every document has one token", step_ + 1);
+  if (result.counted == 0)
+    fail(ExitCode::bad_data, "step {}: none of its tokens has a target: every document has one token", step_ + 1);
 
   double nll = 0;
   std::vector<LayerStats> layers(std::size_t(model_->layers()));
   for (const std::vector<SampleId>& ids : micro_batches(samples)) {
-    Batch batch = data_.read(ids, ring_->layout, grid_.ring_rank, device_of(recipe_));
+    Batch batch = data_.train.read(ids, ring_->layout, grid_.ring_rank, device_of(recipe_));
     batch.declared_length = recipe_.position.length;
     Pass pass = model_->forward(*ring_, batch, recipe_.train.tile, keep_of(recipe_.train.recompute), &layers);
     for (std::int64_t t = 0; t < pass.nll.view().elements(); ++t) nll += pass.nll.as<double>()[t];
     model_->backward(*ring_, batch, pass);
   }
   // All ranks learn of a loss that is not finite before any of them updates.
-  const std::int64_t culprit = world_.all_reduce(std::isfinite(nll) ? std::int64_t(-1) : std::int64_t(world_.rank()), parallel::Reduce::max);
+  const std::int64_t culprit =
+      world_.all_reduce(std::isfinite(nll) ? std::int64_t(-1) : std::int64_t(world_.rank()), parallel::Reduce::max);
   if (culprit >= 0)
-    fail(ExitCode::internal, "step {}: the loss on rank {} is not finite; nothing was updated and the last checkpoint is kept: lower optimizer.lr, or look at samples {}",
+    fail(ExitCode::internal,
+         "step {}: the loss on rank {} is not finite; nothing was updated and the last checkpoint is kept: lower "
+         "optimizer.lr, or look at samples {}",
          step_ + 1, culprit, fmt::join(result.samples, " "));
   result.loss = world_.all_reduce(nll) / double(result.counted);
   result.layers = sum_over_ranks(world_, layers);
@@ -197,14 +192,15 @@ StepResult Trainer::train_step() {
 
 /// Mean NLL over the first windows of the validation file; summed per window, then in window order, for any ranks.
 double Trainer::validate() {
-  if (!validation_) return -1;
-  const std::int64_t windows = std::min(validation_->windows(), recipe_.train.validate_sequences);
+  if (!data_.validation) return -1;
+  const Dataset& validation = *data_.validation;
+  const std::int64_t windows = std::min(validation.windows(), recipe_.train.validate_sequences);
   Tensor sums({windows}, DType::f64, Device::ref);
   std::int64_t counted = 0;
   for (std::int64_t w = 0; w < windows; ++w) {
-    counted += validation_->counted(validation_->window(w));
+    counted += validation.counted(validation.window(w));
     if (w % grid_.data_size != grid_.data_rank) continue;
-    Batch batch = validation_->read({validation_->window(w)}, ring_->layout, grid_.ring_rank, device_of(recipe_));
+    Batch batch = validation.read({validation.window(w)}, ring_->layout, grid_.ring_rank, device_of(recipe_));
     batch.declared_length = recipe_.position.length;
     const Pass pass = model_->forward(*ring_, batch, recipe_.train.tile, Keep::nothing);
     for (std::int64_t t = 0; t < pass.nll.view().elements(); ++t) sums.as<double>()[w] += pass.nll.as<double>()[t];
@@ -223,15 +219,28 @@ CheckpointHeader Trainer::header() const {
   out.model.max_length = std::max(recipe_.model.max_length, recipe_.data.context);
   out.position = recipe_.position;
   out.recipe = write_recipe(recipe_);
-  out.tokenizer = tokenizer_;
-  out.end_tokens = end_tokens_;
-  out.bos = bos_;
+  out.tokenizer = text_.tokenizer;
+  out.end_tokens = text_.end_tokens;
+  out.bos = text_.bos;
   return out;
 }
 
+/// An update can overflow after a loss that was still finite. Such weights must not replace the last good checkpoint.
+/// Every rank holds all values, so that all come to the same verdict.
+void Trainer::require_finite_values() const {
+  for (const Parameter& p : model_->parameters().all())
+    if (p.trainable && !std::isfinite(kernels::sum_of_squares(p.value)))
+      fail(ExitCode::internal,
+           "step {}: the update made tensor '{}' not finite; it was not saved and the last checkpoint is kept: lower "
+           "optimizer.lr",
+           step_, p.name);
+}
+
 std::string Trainer::save(const std::string& parent) {
+  require_finite_values();
   const ShardRange shard = optimizer_->shard();
-  return save_checkpoint(world_, parent, "", header(), extras_, model_->parameters(), {shard.begin, shard.end, optimizer_->m(), optimizer_->v()});
+  return save_checkpoint(world_, parent, "", header(), extras_, model_->parameters(),
+                         {shard.begin, shard.end, optimizer_->m(), optimizer_->v()});
 }
 
 void Trainer::load(const Checkpoint& checkpoint) {
@@ -241,10 +250,13 @@ void Trainer::load(const Checkpoint& checkpoint) {
   if (!optimizer_->m() || !checkpoint.has_optimizer()) return;
   const ShardRange shard = optimizer_->shard();
   for (const Parameter& p : model_->parameters().all()) {
-    const std::int64_t begin = std::max(p.offset, shard.begin), end = std::min(p.offset + p.shape.elements(), shard.end);
+    const std::int64_t begin = std::max(p.offset, shard.begin),
+                       end = std::min(p.offset + p.shape.elements(), shard.end);
     if (!p.trainable || begin >= end) continue;
-    checkpoint.read("m", p.name, begin - p.offset, end - p.offset, optimizer_->m().rows(begin - shard.begin, end - shard.begin));
-    checkpoint.read("v", p.name, begin - p.offset, end - p.offset, optimizer_->v().rows(begin - shard.begin, end - shard.begin));
+    checkpoint.read("m", p.name, begin - p.offset, end - p.offset,
+                    optimizer_->m().rows(begin - shard.begin, end - shard.begin));
+    checkpoint.read("v", p.name, begin - p.offset, end - p.offset,
+                    optimizer_->v().rows(begin - shard.begin, end - shard.begin));
   }
 }
 
@@ -255,7 +267,9 @@ void Trainer::refuse_changes(const std::string& run_folder) const {
   const std::vector<Option> old_options = options(before), new_options = options(now);
   for (std::size_t i = 0; i < old_options.size(); ++i)
     if (!new_options[i].may_change && old_options[i].text() != new_options[i].text())
-      fail(ExitCode::config, "{} was started with {} = {}, this command says {}: a rerun may change only steps, intervals, limits and the rank grid; use another --run",
+      fail(ExitCode::config,
+           "{} was started with {} = {}, this command says {}: a rerun may change only steps, intervals, limits and "
+           "the rank grid; use another --run",
            run_folder, old_options[i].name, old_options[i].text(), new_options[i].text());
 }
 
@@ -265,15 +279,21 @@ void Trainer::announce(const std::string& run_folder, const std::string& resumed
   if (world_.rank() != 0) return;
   if (!resumed.empty()) fmt::print("resumed   {} (step {})\n", resumed, step_);
   fmt::print("run       {}\n", run_folder);
-  fmt::print("model     {} parameters, {} trained; {} layers, width {}, {} heads, {} kv heads, position {}", parameters.elements(),
-             parameters.trainable_elements(), recipe_.model.layers, recipe_.model.hidden_size, recipe_.model.heads, recipe_.model.kv_heads,
-             recipe_.position.kind);
-  fmt::print("{}\n", recipe_.position.scaling == "none" ? "" : fmt::format(", {} scaling x{}", recipe_.position.scaling, recipe_.position.factor));
-  if (!new_parameters_.empty()) fmt::print("new       {} parameters that the start model lacks begin at their initial values\n", new_parameters_.size());
-  fmt::print("data      {} tokens in {} file(s), documents {}; step = {} x {} tokens\n", data_.tokens(), data_.files().size(), recipe_.data.documents,
-             recipe_.train.sequences, recipe_.data.context);
-  fmt::print("ranks     {} ({}): data {} x ring {}; {}\n", world_.size(), world_.backend(), grid_.data_size, grid_.ring_size, parallel::text_of_hosts(hosts));
-  fmt::print("schedule  {} (grid.schedule = {}: the one that keeps every encoding's key order)\n", ring_->schedule.name, recipe_.grid.schedule);
+  fmt::print("model     {} parameters, {} trained; {} layers, width {}, {} heads, {} kv heads, position {}",
+             parameters.elements(), parameters.trainable_elements(), recipe_.model.layers, recipe_.model.hidden_size,
+             recipe_.model.heads, recipe_.model.kv_heads, recipe_.position.kind);
+  fmt::print("{}\n", recipe_.position.scaling == "none"
+                         ? ""
+                         : fmt::format(", {} scaling x{}", recipe_.position.scaling, recipe_.position.factor));
+  if (!new_parameters_.empty())
+    fmt::print("new       {} parameters that the start model lacks begin at their initial values\n",
+               new_parameters_.size());
+  fmt::print("data      {} tokens in {} file(s), documents {}; step = {} x {} tokens\n", data_.train.tokens(),
+             data_.train.files().size(), recipe_.data.documents, recipe_.train.sequences, recipe_.data.context);
+  fmt::print("ranks     {} ({}): data {} x ring {}; {}\n", world_.size(), world_.backend(), grid_.data_size,
+             grid_.ring_size, parallel::text_of_hosts(hosts));
+  fmt::print("schedule  {} (grid.schedule = {}: the one that keeps every encoding's key order)\n", ring_->schedule.name,
+             recipe_.grid.schedule);
   fmt::print("kernels   {} {}{}\n", recipe_.train.device, recipe_.train.precision,
              recipe_.train.device == "cpu" ? ", " + kernels::name_of(kernels::best_isa()) : std::string());
   std::fflush(stdout);
@@ -285,11 +305,13 @@ ExitCode Trainer::run(const std::string& run_folder) {
   on_rank_0(world_, [&] {
     std::error_code error;
     fs::create_directories(checkpoints, error);
-    if (error) fail(ExitCode::io, "{}: cannot be made: {}", checkpoints, error.message());
+    if (error) fail(ExitCode::io, "{}: cannot be made: {}; choose another --run", checkpoints, error.message());
     lock = std::make_unique<FolderLock>(run_folder);
-    const std::int64_t needed = checkpoint_bytes(model_->parameters(), bool(optimizer_->m())), available = free_bytes(run_folder);
+    const std::int64_t needed = checkpoint_bytes(model_->parameters(), bool(optimizer_->m())),
+                       available = free_bytes(run_folder);
     if (available < needed)
-      fail(ExitCode::io, "{}: a checkpoint takes {} bytes, {} are free: make room, or choose another --run", run_folder, needed, available);
+      fail(ExitCode::io, "{}: a checkpoint takes {} bytes, {} are free: make room, or choose another --run", run_folder,
+           needed, available);
   });
   const std::string found = world_.broadcast(world_.rank() == 0 ? newest_checkpoint(run_folder) : std::string(), 0);
   if (!found.empty()) {
@@ -310,7 +332,7 @@ ExitCode Trainer::run(const std::string& run_folder) {
     if (saved_step == step_) return;
     say("saved " + save(checkpoints));
     saved_step = step_;
-    on_rank_0(world_, [&] { prune_checkpoints(checkpoints, recipe_.checkpoint.keep); });
+    on_rank_0(world_, [&] { prune_checkpoints(checkpoints, recipe_.checkpoint.keep, step_); });
   };
   const auto every = [&](std::int64_t interval) { return interval > 0 && step_ % interval == 0; };
 
@@ -318,8 +340,17 @@ ExitCode Trainer::run(const std::string& run_folder) {
     const double begin = monotonic_seconds();
     const StepResult result = train_step();
     const bool last = step_ == recipe_.train.steps;
-    StepMetrics metrics{step_, result.loss, result.gradient_norm, result.learning_rate, result.counted, recipe_.train.sequences * recipe_.data.context,
-                        monotonic_seconds() - begin, world_.all_reduce(peak_resident_memory(), parallel::Reduce::max), result.samples, result.layers, -1};
+    StepMetrics metrics{step_,
+                        result.loss,
+                        result.gradient_norm,
+                        result.learning_rate,
+                        result.counted,
+                        recipe_.train.sequences * recipe_.data.context,
+                        monotonic_seconds() - begin,
+                        world_.all_reduce(peak_resident_memory(), parallel::Reduce::max),
+                        result.samples,
+                        result.layers,
+                        -1};
     if (last || every(recipe_.train.validate_every)) metrics.validation_loss = validate();
     if (log) log->write(metrics);
     if (last || every(recipe_.checkpoint.every)) save_now();

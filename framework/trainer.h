@@ -4,14 +4,13 @@
 // Sequence i of a step goes to data rank i mod data; N = counted targets of the whole step, known beforehand from the documents.
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "framework/checkpoint.h"
-#include "framework/dataset.h"
 #include "framework/metrics_log.h"
 #include "framework/optimizer.h"
+#include "framework/training_data.h"
 #include "parallel/process_grid.h"
 
 namespace capstan::framework {
@@ -46,27 +45,26 @@ class Trainer {
   std::string save(const std::string& parent);
   Model& model() { return *model_; }
   Optimizer& optimizer() { return *optimizer_; }
-  Dataset& data() { return data_; }
+  Dataset& data() { return data_.train; }
   const Recipe& recipe() const { return recipe_; }
   /// Tests: a data rank goes through its micro-batches from the last to the first.
   void reverse_micro_batches() { reversed_ = true; }
 
  private:
+  void require_same_start();
   void start_values();
   void announce(const std::string& run_folder, const std::string& resumed) const;
   void refuse_changes(const std::string& run_folder) const;
+  void require_finite_values() const;
   CheckpointHeader header() const;
   std::vector<std::vector<SampleId>> micro_batches(const std::vector<SampleId>& all) const;
 
   Recipe recipe_;
   parallel::Communicator& world_;
   parallel::ProcessGrid grid_;
-  Dataset data_;
-  std::optional<Dataset> validation_;
+  TrainingData data_;
   CheckpointExtras extras_;
-  std::string tokenizer_;
-  std::vector<std::int32_t> end_tokens_;
-  std::int32_t bos_ = -1;
+  TextConventions text_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<parallel::Ring> ring_;
   std::unique_ptr<Optimizer> optimizer_;

@@ -101,7 +101,7 @@ struct AttentionGradients {
   View dq;      ///< [T, H, D]
   View dtable;  ///< [T, H, P + 1] (cope), or absent
   View dk, dv;  ///< [T, G, D] of the key chunk
-  View dz;      ///< [T, G, D] of the key chunk, or absent
+  View dz;      ///< [T, G, D] of the key chunk, or absent (no z, or a z without gradient)
 };
 
 /// The carried state of backward, far → near. Before the first call: backward_begin.

@@ -16,9 +16,28 @@ namespace capstan::kernels::cpu {
 namespace {
 
 using Floats = std::vector<float>;
-using V16 = float __attribute__((vector_size(64), aligned(4), may_alias));
-using I16 = std::int32_t __attribute__((vector_size(64), aligned(4), may_alias));
-using V8 = float __attribute__((vector_size(32), aligned(4), may_alias));
+/// W floats or ints in one register, written by hand where gcc would not find them itself. W fits the instruction set: gcc
+/// keeps wider ones in memory, twenty times slower.
+template <int W> struct Register;
+template <> struct Register<16> {
+  using Real = float __attribute__((vector_size(64), aligned(4), may_alias));
+  using Int = std::int32_t __attribute__((vector_size(64), aligned(4), may_alias));
+};
+template <> struct Register<8> {
+  using Real = float __attribute__((vector_size(32), aligned(4), may_alias));
+  using Int = std::int32_t __attribute__((vector_size(32), aligned(4), may_alias));
+};
+template <> struct Register<4> {
+  using Real = float __attribute__((vector_size(16), aligned(4), may_alias));
+  using Int = std::int32_t __attribute__((vector_size(16), aligned(4), may_alias));
+};
+template <int W> using Reals = typename Register<W>::Real;
+template <int W> using Ints = typename Register<W>::Int;
+
+template <int W> [[gnu::always_inline]] inline Reals<W>& lanes(float* x) { return *reinterpret_cast<Reals<W>*>(x); }
+template <int W> [[gnu::always_inline]] inline const Reals<W>& lanes(const float* x) {
+  return *reinterpret_cast<const Reals<W>*>(x);
+}
 
 /// A masked logit: far below any maximum, also below the one of a row that has seen no key (-1e30), so that its weight
 /// is exactly 0.
@@ -29,55 +48,57 @@ std::int64_t padded(std::int64_t columns) { return columns <= 8 ? 8 : (columns +
 
 // ---- micro-kernels --------------------------------------------------------------------------------------------------
 
-/// c[r][lane] (+)= Σ_k a[r·row_step + k·depth_step] x[k][lane] for R rows: one chain of multiply-adds per result, in
+/// c[r][lane] (+)= Σ_k a[r·row_step + k·depth_step] x[k][lane] for four rows: one chain of multiply-adds per result, in
 /// the order of k.
-template <int L, int R>
+template <int L, int W>
 [[gnu::always_inline]] inline void lanes_block(float* c, const float* a, std::int64_t row_step, std::int64_t depth_step,
                                                const float* x, std::int64_t depth, bool accumulate) {
-  constexpr int N = L / 16;
-  V16 sum[R][N];
-  for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) sum[r][n] = accumulate ? *reinterpret_cast<const V16*>(c + r * L + 16 * n) : V16{};
-  for (std::int64_t k = 0; k < depth; ++k) {
-    V16 b[N];
-    for (int n = 0; n < N; ++n) b[n] = *reinterpret_cast<const V16*>(x + k * L + 16 * n);
+  constexpr int R = 4, N = std::min(L / W, W == 16 ? 4 : 2);  // R · N sums stay in registers: there are 32, else 16
+  for (int first = 0; first < L; first += N * W) {
+    Reals<W> sum[R][N];
     for (int r = 0; r < R; ++r)
-      for (int n = 0; n < N; ++n) sum[r][n] += a[r * row_step + k * depth_step] * b[n];
+      for (int n = 0; n < N; ++n) sum[r][n] = accumulate ? lanes<W>(c + r * L + first + n * W) : Reals<W>{};
+    for (std::int64_t k = 0; k < depth; ++k) {
+      Reals<W> b[N];
+      for (int n = 0; n < N; ++n) b[n] = lanes<W>(x + k * L + first + n * W);
+      for (int r = 0; r < R; ++r)
+        for (int n = 0; n < N; ++n) sum[r][n] += a[r * row_step + k * depth_step] * b[n];
+    }
+    for (int r = 0; r < R; ++r)
+      for (int n = 0; n < N; ++n) lanes<W>(c + r * L + first + n * W) = sum[r][n];
   }
-  for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) *reinterpret_cast<V16*>(c + r * L + 16 * n) = sum[r][n];
 }
 
 /// All rows, four at a time: the last rows of an unfinished four are computed too, from whatever the arrays hold there.
-template <int L>
+template <int L, int W>
 [[gnu::always_inline]] inline void lanes_product(float* c, const float* a, std::int64_t row_step,
                                                  std::int64_t depth_step, const float* x, std::int64_t rows,
                                                  std::int64_t depth, bool accumulate) {
   for (std::int64_t r = 0; r < rows; r += 4)
-    lanes_block<L, 4>(c + r * L, a + r * row_step, row_step, depth_step, x, depth, accumulate);
+    lanes_block<L, W>(c + r * L, a + r * row_step, row_step, depth_step, x, depth, accumulate);
 }
 
-/// c[j][column] = Σ_lane p[j][lane] b[lane][column], R keys at a time.
-template <int L, int R, class V>
+/// c[j][column] = Σ_lane p[j][lane] b[lane][column] for eight keys.
+template <int L, int W>
 [[gnu::always_inline]] inline void keys_block(float* c, const float* p, const float* b, std::int64_t columns) {
-  constexpr std::int64_t width = sizeof(V) / sizeof(float);
-  for (std::int64_t column = 0; column < columns; column += width) {
-    V sum[R] = {};
+  constexpr int R = 8;
+  for (std::int64_t column = 0; column < columns; column += W) {
+    Reals<W> sum[R] = {};
     for (int lane = 0; lane < L; ++lane) {
-      const V row = *reinterpret_cast<const V*>(b + lane * columns + column);
+      const Reals<W> row = lanes<W>(b + lane * columns + column);
       for (int r = 0; r < R; ++r) sum[r] += p[r * L + lane] * row;
     }
-    for (int r = 0; r < R; ++r) *reinterpret_cast<V*>(c + r * columns + column) = sum[r];
+    for (int r = 0; r < R; ++r) lanes<W>(c + r * columns + column) = sum[r];
   }
 }
 
 /// All keys, eight at a time, with the same remark.
-template <int L>
+template <int L, int W>
 [[gnu::always_inline]] inline void keys_product(float* c, const float* p, const float* b, std::int64_t keys,
                                                 std::int64_t columns) {
   for (std::int64_t j = 0; j < keys; j += 8) {
-    if (columns == 8) keys_block<L, 8, V8>(c + j * columns, p + j * L, b, columns);
-    else keys_block<L, 8, V16>(c + j * columns, p + j * L, b, columns);
+    if (columns == 8) keys_block<L, std::min(W, 8)>(c + j * columns, p + j * L, b, columns);
+    else keys_block<L, W>(c + j * columns, p + j * L, b, columns);
   }
 }
 
@@ -169,7 +190,7 @@ void add_to_keys(const Problem& p, const View& target, const TilePair& tile, std
     for (std::int64_t d = 0; d < p.depth; ++d) out[j * stride + d] += p.key_sum[j * padded_columns + from + d];
 }
 
-template <int L> bool is_saturated(const Problem& p, const TilePair& tile) {
+bool is_saturated(const Problem& p, const TilePair& tile) {
   for (std::int64_t lane = 0; lane < tile.rows; ++lane)
     if (tile.mask.allowed[lane] && !terms::saturated<float>(p.carry[lane], p.last)) return false;
   return true;
@@ -192,78 +213,77 @@ template <int L> [[gnu::always_inline]] inline void apply_mask(float* x, const T
 }
 
 // ---- CoPE across lanes (kernels/terms/cope.h in the same order of operations) ---------------------------------------
-// Sixteen lanes at a time from one end of the tile to the other. Positions are monotone along the way, so that a lane's
+// W lanes at a time from one end of the tile to the other. Positions are monotone along the way, so that a lane's
 // place in the table moves seldom while gates are sparse, which is when many tiles are general: the table is only read,
 // and its gradient only written, where some lane has moved.
 
-[[gnu::always_inline]] inline V16& lanes(float* x) { return *reinterpret_cast<V16*>(x); }
-[[gnu::always_inline]] inline const V16& lanes(const float* x) { return *reinterpret_cast<const V16*>(x); }
-
-[[gnu::always_inline]] inline bool any_differs(const I16& a, const I16& b) {
-  using Words = std::int64_t __attribute__((vector_size(64), may_alias));
-  const I16 moved = a ^ b;
-  const Words& words = reinterpret_cast<const Words&>(moved);
-  return ((words[0] | words[1]) | (words[2] | words[3])) | ((words[4] | words[5]) | (words[6] | words[7]));
+template <int W> [[gnu::always_inline]] inline bool any_differs(const Ints<W>& a, const Ints<W>& b) {
+  const Ints<W> moved = a ^ b;
+  std::int64_t words[W / 2], any = 0;
+  std::memcpy(words, &moved, sizeof words);
+  for (std::int64_t word : words) any |= word;
+  return any != 0;
 }
 
 /// Where positions fall in the table: weight of the entry above `low`, which row P has too (see load_table).
-struct LanePlaces {
-  I16 low;
-  V16 weight;
-  [[gnu::always_inline]] explicit LanePlaces(const V16& position)
-      : low(__builtin_convertvector(position, I16)), weight(position - __builtin_convertvector(low, V16)) {}
+template <int W> struct LanePlaces {
+  Ints<W> low;
+  Reals<W> weight;
+  [[gnu::always_inline]] explicit LanePlaces(const Reals<W>& position)
+      : low(__builtin_convertvector(position, Ints<W>)), weight(position - __builtin_convertvector(low, Reals<W>)) {}
 };
 
 /// Gates and, per key, the sum of the tile's gates from there to its near end; sum: of all.
-template <int L> [[gnu::always_inline]] inline void cope_gates(Problem& p, const TilePair& tile, float* sum) {
+template <int L, int W> [[gnu::always_inline]] inline void cope_gates(Problem& p, const TilePair& tile, float* sum) {
   float *gate = p.gate.data(), *position = p.position.data();
   const float* u = p.logit.data();
   for (std::int64_t at = 0; at < tile.keys * L; ++at) gate[at] = fast_sigmoid(u[at]);
   apply_mask<L>(gate, tile, 0.0f);
-  for (int n = 0; n < L; n += 16) {
-    V16 running = {};
+  for (int n = 0; n < L; n += W) {
+    Reals<W> running = {};
     for (std::int64_t j = tile.keys - 1; j >= 0; --j) {
-      running += lanes(gate + j * L + n);
-      lanes(position + j * L + n) = running;
+      running += lanes<W>(gate + j * L + n);
+      lanes<W>(position + j * L + n) = running;
     }
-    lanes(sum + n) = running;
+    lanes<W>(sum + n) = running;
   }
 }
 
 /// position = min(P, carry + sum so far); logit += table interpolated there; slope = table[ceil] - table[floor] (0 at
 /// integers).
-template <int L> [[gnu::always_inline]] inline void cope_bias(Problem& p, const TilePair& tile, const float* carry) {
-  const V16 last = V16{} + float(p.last);
-  for (int n = 0; n < L; n += 16) {
+template <int L, int W>
+[[gnu::always_inline]] inline void cope_bias(Problem& p, const TilePair& tile, const float* carry) {
+  const Reals<W> last = Reals<W>{} + float(p.last);
+  for (int n = 0; n < L; n += W) {
     float *logit = &p.logit[n], *position = &p.position[n], *slope = &p.slope[n];
     const float* table = &p.table_t[n];
-    I16 low = I16{} - 1;
-    V16 below = {}, above = {};
+    Ints<W> low = Ints<W>{} - 1;
+    Reals<W> below = {}, above = {};
     for (std::int64_t at = 0; at < tile.keys * L; at += L) {
-      const V16 free = lanes(carry + n) + lanes(position + at), bounded = free < last ? free : last;
-      const LanePlaces place(bounded);
-      if (any_differs(place.low, low)) {
+      const Reals<W> free = lanes<W>(carry + n) + lanes<W>(position + at), bounded = free < last ? free : last;
+      const LanePlaces<W> place(bounded);
+      if (any_differs<W>(place.low, low)) {
         low = place.low;
-        for (int lane = 0; lane < 16; ++lane) below[lane] = table[low[lane] * L + lane];
-        for (int lane = 0; lane < 16; ++lane) above[lane] = table[(low[lane] + 1) * L + lane];
+        for (int lane = 0; lane < W; ++lane) below[lane] = table[low[lane] * L + lane];
+        for (int lane = 0; lane < W; ++lane) above[lane] = table[(low[lane] + 1) * L + lane];
       }
-      lanes(position + at) = bounded;
-      lanes(logit + at) += (1 - place.weight) * below + place.weight * above;
-      lanes(slope + at) = place.weight > 0 ? above - below : V16{};
+      lanes<W>(position + at) = bounded;
+      lanes<W>(logit + at) += (1 - place.weight) * below + place.weight * above;
+      lanes<W>(slope + at) = place.weight > 0 ? above - below : Reals<W>{};
     }
   }
 }
 
 /// d_logit (of biased logits) → d_u, far → near; dtable and gate_grad as in terms::positions_backward.
-template <int L> [[gnu::always_inline]] inline void cope_backward(Problem& p, const TilePair& tile) {
-  for (int n = 0; n < L; n += 16) {
+template <int L, int W> [[gnu::always_inline]] inline void cope_backward(Problem& p, const TilePair& tile) {
+  for (int n = 0; n < L; n += W) {
     float *d_logit = &p.d_logit[n], *dtable = &p.dtable_t[n];
     const float *gate = &p.gate[n], *position = &p.position[n], *slope = &p.slope[n];
-    I16 low = LanePlaces(lanes(position)).low;
-    V16 below = {}, above = {},
-        gate_grad = lanes(&p.gate_grad[n]);  // below, above: not yet in dtable[low], dtable[low + 1]
-    const auto flush = [&](const I16& next) __attribute__((always_inline)) {
-      for (int lane = 0; lane < 16; ++lane) {
+    Ints<W> low = LanePlaces<W>(lanes<W>(position)).low;
+    Reals<W> below = {}, above = {},
+             gate_grad = lanes<W>(&p.gate_grad[n]);  // below, above: not yet in dtable[low], dtable[low + 1]
+    const auto flush = [&](const Ints<W>& next) __attribute__((always_inline)) {
+      for (int lane = 0; lane < W; ++lane) {
         if (next[lane] == low[lane]) continue;
         dtable[low[lane] * L + lane] += below[lane];
         dtable[(low[lane] + 1) * L + lane] += above[lane];
@@ -272,16 +292,16 @@ template <int L> [[gnu::always_inline]] inline void cope_backward(Problem& p, co
       low = next;
     };
     for (std::int64_t at = 0; at < tile.keys * L; at += L) {
-      const LanePlaces place(lanes(position + at));
-      if (any_differs(place.low, low)) flush(place.low);
-      const V16 d = lanes(d_logit + at), g = lanes(gate + at);
+      const LanePlaces<W> place(lanes<W>(position + at));
+      if (any_differs<W>(place.low, low)) flush(place.low);
+      const Reals<W> d = lanes<W>(d_logit + at), g = lanes<W>(gate + at);
       below += (1 - place.weight) * d;
       above += place.weight * d;
-      gate_grad += d * lanes(slope + at);
-      lanes(d_logit + at) = d + g * (1 - g) * gate_grad;
+      gate_grad += d * lanes<W>(slope + at);
+      lanes<W>(d_logit + at) = d + g * (1 - g) * gate_grad;
     }
-    flush(I16{} - 1);
-    lanes(&p.gate_grad[n]) = gate_grad;
+    flush(Ints<W>{} - 1);
+    lanes<W>(&p.gate_grad[n]) = gate_grad;
   }
 }
 
@@ -299,7 +319,7 @@ template <int L> void carry_values(const Problem& p, float* value) {
 // ---- forward --------------------------------------------------------------------------------------------------------
 
 /// m' = max(m, max logit), rescale, add the tile (attention_tile.h). logit becomes the weights.
-template <int L> [[gnu::always_inline]] inline void softmax_step(Problem& p, const TilePair& tile) {
+template <int L, int W> [[gnu::always_inline]] inline void softmax_step(Problem& p, const TilePair& tile) {
   float *logit = p.logit.data(), *m = p.m.data(), *l = p.l.data();
   float highest[L], shrink[L];
   for (int lane = 0; lane < L; ++lane) highest[lane] = m[lane];
@@ -319,15 +339,15 @@ template <int L> [[gnu::always_inline]] inline void softmax_step(Problem& p, con
   float* o = p.o_t.data();
   for (std::int64_t e = 0; e < p.columns_p; ++e)
     for (int lane = 0; lane < L; ++lane) o[e * L + lane] *= shrink[lane];
-  lanes_product<L>(o, p.u_tile.data(), 1, p.columns_p, logit, p.columns_p, tile.keys, true);
+  lanes_product<L, W>(o, p.u_tile.data(), 1, p.columns_p, logit, p.columns_p, tile.keys, true);
 }
 
 /// Gates and bias of a tile in forward; true if it was saturated.
-template <int L>
+template <int L, int W>
 [[gnu::always_inline]] inline bool cope_forward(Problem& p, const AttentionState& state, const TilePair& tile,
                                                 std::int64_t head, const AttentionSettings& settings,
                                                 AttentionStats& stats) {
-  const bool full = is_saturated<L>(p, tile);
+  const bool full = is_saturated(p, tile);
   if (full && settings.saturation) {
     add_row_constant<L>(p, tile);
     return true;
@@ -340,8 +360,8 @@ template <int L>
   }
   float carry[L], sum[L];
   carry_values<L>(p, carry);
-  cope_gates<L>(p, tile, sum);
-  cope_bias<L>(p, tile, carry);
+  cope_gates<L, W>(p, tile, sum);
+  cope_bias<L, W>(p, tile, carry);
   for (std::int64_t lane = 0; lane < tile.rows; ++lane) {
     if (!full) p.carry[lane] += terms::fixed_sum(sum[lane]);
     stats.gate_sum += double(sum[lane]);
@@ -350,7 +370,7 @@ template <int L>
   return full;
 }
 
-template <int L>
+template <int L, int W>
 [[gnu::always_inline]] inline void forward_head(Problem& p, const AttentionState& state,
                                                 const std::vector<TilePair>& pairs, std::int64_t head,
                                                 const AttentionSettings& settings, AttentionStats& stats) {
@@ -366,11 +386,11 @@ template <int L>
   }
   for (const TilePair& tile : pairs) {
     load_keys(p, tile, head, true);
-    lanes_product<L>(p.logit.data(), p.k_tile.data(), p.depth_p, 1, p.q_t.data(), tile.keys, p.depth_p, false);
+    lanes_product<L, W>(p.logit.data(), p.k_tile.data(), p.depth_p, 1, p.q_t.data(), tile.keys, p.depth_p, false);
     stats.tiles += 1;
-    if (p.queries.table) stats.saturated_tiles += cope_forward<L>(p, state, tile, head, settings, stats);
+    if (p.queries.table) stats.saturated_tiles += cope_forward<L, W>(p, state, tile, head, settings, stats);
     apply_mask<L>(p.logit.data(), tile, masked);
-    softmax_step<L>(p, tile);
+    softmax_step<L, W>(p, tile);
   }
   scatter_rows(state.o, p.o_t.data(), begin, rows, head, L, 1, Into::overwrite);
   for (std::int64_t lane = 0; lane < rows; ++lane) {
@@ -383,56 +403,56 @@ template <int L>
 // ---- backward -------------------------------------------------------------------------------------------------------
 
 /// Logits of a tile as forward had them; leaves gate, position, slope of general tiles.
-template <int L>
+template <int L, int W>
 [[gnu::always_inline]] inline void recompute_logits(Problem& p, const TilePair& tile, bool general, bool at_horizon) {
-  lanes_product<L>(p.logit.data(), p.k_tile.data(), p.depth_p, 1, p.q_t.data(), tile.keys, p.depth_p, false);
+  lanes_product<L, W>(p.logit.data(), p.k_tile.data(), p.depth_p, 1, p.q_t.data(), tile.keys, p.depth_p, false);
   if (general) {
     float carry[L], sum[L];
-    cope_gates<L>(p, tile, sum);
+    cope_gates<L, W>(p, tile, sum);
     // Entry carry: saved at the horizon; nearer, the farther tile's entry minus what this tile adds (exact integers).
     for (std::int64_t lane = 0; !at_horizon && lane < tile.rows; ++lane) p.carry[lane] -= terms::fixed_sum(sum[lane]);
     carry_values<L>(p, carry);
-    cope_bias<L>(p, tile, carry);
+    cope_bias<L, W>(p, tile, carry);
   } else if (p.queries.table) {
     add_row_constant<L>(p, tile);
   }
   apply_mask<L>(p.logit.data(), tile, masked);
 }
 
-template <int L>
+template <int L, int W>
 [[gnu::always_inline]] inline void backward_tile(Problem& p, const AttentionGradients& out, const TilePair& tile,
                                                  std::int64_t head, bool general, bool at_horizon, const float* do_t,
                                                  float* dq_t) {
   load_keys(p, tile, head, true);
-  recompute_logits<L>(p, tile, general, at_horizon);
+  recompute_logits<L, W>(p, tile, general, at_horizon);
   float *weight = p.logit.data(), *d_logit = p.d_logit.data();
   // A = exp(logit - lse); d_logit = A (dO·U - delta)
-  lanes_product<L>(d_logit, p.u_tile.data(), p.columns_p, 1, do_t, tile.keys, p.columns_p, false);
+  lanes_product<L, W>(d_logit, p.u_tile.data(), p.columns_p, 1, do_t, tile.keys, p.columns_p, false);
   for (std::int64_t j = 0; j < tile.keys; ++j)
     for (int lane = 0; lane < L; ++lane) {
       weight[j * L + lane] = fast_exp(weight[j * L + lane] - p.m[lane]);
       d_logit[j * L + lane] = weight[j * L + lane] * (d_logit[j * L + lane] - p.delta[lane]);
     }
   // dU += A dO
-  keys_product<L>(p.key_sum.data(), weight, p.do_rows.data(), tile.keys, p.columns_p);
+  keys_product<L, W>(p.key_sum.data(), weight, p.do_rows.data(), tile.keys, p.columns_p);
   add_to_keys(p, out.dv, tile, head, 0, p.columns_p);
   if (out.dz) add_to_keys(p, out.dz, tile, head, p.depth, p.columns_p);
   if (general) {
-    cope_backward<L>(p, tile);
+    cope_backward<L, W>(p, tile);
   } else if (p.queries.table) {
-    for (int n = 0; n < L; n += 16) {  // summed like `below` in cope_backward: the same bits
-      V16 sum = {};
-      for (std::int64_t j = 0; j < tile.keys; ++j) sum += lanes(d_logit + j * L + n);
-      lanes(&p.dtable_t[p.last * L + n]) += sum;
+    for (int n = 0; n < L; n += W) {  // summed like `below` in cope_backward: the same bits
+      Reals<W> sum = {};
+      for (std::int64_t j = 0; j < tile.keys; ++j) sum += lanes<W>(d_logit + j * L + n);
+      lanes<W>(&p.dtable_t[p.last * L + n]) += sum;
     }
   }
   // dq += s d k (s when stored), dk += d (s q)
-  lanes_product<L>(dq_t, p.k_tile.data(), 1, p.depth_p, d_logit, p.depth_p, tile.keys, true);
-  keys_product<L>(p.key_sum.data(), d_logit, p.q_rows.data(), tile.keys, p.depth_p);
+  lanes_product<L, W>(dq_t, p.k_tile.data(), 1, p.depth_p, d_logit, p.depth_p, tile.keys, true);
+  keys_product<L, W>(p.key_sum.data(), d_logit, p.q_rows.data(), tile.keys, p.depth_p);
   add_to_keys(p, out.dk, tile, head, 0, p.depth_p);
 }
 
-template <int L>
+template <int L, int W>
 [[gnu::always_inline]] inline void backward_head(Problem& p, const AttentionGradients& out,
                                                  const AttentionBackwardState& state, const View& d_o,
                                                  const AttentionSaved& saved, const std::vector<TilePair>& pairs,
@@ -455,8 +475,8 @@ template <int L>
   const std::int64_t horizon = cope ? saved.horizon.as<std::int64_t>()[begin / settings.tile * p.heads + head] : 0;
   for (const TilePair& tile : pairs) {
     const std::int64_t first = p.keys.index.as<std::int64_t>()[tile.key_begin];
-    backward_tile<L>(p, out, tile, head, cope && horizon >= 0 && first >= horizon, first == horizon, p.o_t.data(),
-                     dq_t.data());
+    backward_tile<L, W>(p, out, tile, head, cope && horizon >= 0 && first >= horizon, first == horizon, p.o_t.data(),
+                        dq_t.data());
   }
   scatter_rows(out.dq, dq_t.data(), begin, rows, head, L, p.scale, Into::add);
   if (!cope) return;
@@ -467,33 +487,39 @@ template <int L>
   }
 }
 
-template <int L>
+template <int L, int W>
 [[gnu::always_inline]] inline void gate_sum_head(Problem& p, const View& total, const std::vector<TilePair>& pairs,
                                                  std::int64_t head) {
   const std::int64_t begin = pairs[0].query_begin, rows = pairs[0].rows;
   gather_rows(p.q_t.data(), nullptr, p.queries.q, begin, rows, head, p.depth_p, L, p.scale);
   for (const TilePair& tile : pairs) {
     load_keys(p, tile, head, false);
-    lanes_product<L>(p.logit.data(), p.k_tile.data(), p.depth_p, 1, p.q_t.data(), tile.keys, p.depth_p, false);
+    lanes_product<L, W>(p.logit.data(), p.k_tile.data(), p.depth_p, 1, p.q_t.data(), tile.keys, p.depth_p, false);
     float sum[L];
-    cope_gates<L>(p, tile, sum);
+    cope_gates<L, W>(p, tile, sum);
     for (std::int64_t lane = 0; lane < rows; ++lane)
       total.as<std::int64_t>()[p.at(begin + lane, head)] += terms::fixed_sum(sum[lane]);
   }
 }
 
-/// Calls body(lanes<16> or lanes<64>, problem, pairs, head) on the best instruction set for each query tile and head.
-template <int L> struct Lanes { static constexpr int count = L; };
+template <int L, int W> struct Width { static constexpr int lanes = L, registers = W; };
 
+/// Calls body(width, problem, pairs, head) for each query tile and head, compiled for the best instruction set. A chunk of
+/// few rows (small tiles, a generated token) gets 16 lanes, else 64.
 template <class Body>
 void for_each_head(const QueryChunk& queries, const KeyChunk& keys, std::int64_t tile, Walk walk, const Body& body) {
-  const bool few = std::min(tile, queries.q.dim(0)) <= 16;
+  const Isa isa = best_isa();
+  const bool few = isa != Isa::portable && std::min(tile, queries.q.dim(0)) <= 16;
   Problem p(queries, keys, few ? 16 : 64);
   for_each_query_tile(queries, keys, tile, walk, [&](std::int64_t, const std::vector<TilePair>& pairs) {
-    for (std::int64_t head = 0; head < p.heads; ++head) {
-      if (few) on_best_isa([&]() __attribute__((always_inline)) { body(Lanes<16>{}, p, pairs, head); });
-      else on_best_isa([&]() __attribute__((always_inline)) { body(Lanes<64>{}, p, pairs, head); });
-    }
+    const auto run = [&](auto width) __attribute__((always_inline)) {
+      for (std::int64_t head = 0; head < p.heads; ++head) body(width, p, pairs, head);
+    };
+    if (isa == Isa::portable) run_portable([&]() __attribute__((always_inline)) { run(Width<64, 4>{}); });
+    else if (isa == Isa::avx2 && few) run_avx2([&]() __attribute__((always_inline)) { run(Width<16, 8>{}); });
+    else if (isa == Isa::avx2) run_avx2([&]() __attribute__((always_inline)) { run(Width<64, 8>{}); });
+    else if (few) run_avx512([&]() __attribute__((always_inline)) { run(Width<16, 16>{}); });
+    else run_avx512([&]() __attribute__((always_inline)) { run(Width<64, 16>{}); });
   });
 }
 
@@ -503,8 +529,8 @@ void attention_forward(const AttentionState& state, const QueryChunk& queries, c
                        const AttentionSettings& settings, AttentionStats& stats) {
   for_each_head(
       queries, keys, settings.tile, Walk::near_to_far,
-      [&](auto lanes, Problem& p, const std::vector<TilePair>& pairs, std::int64_t head)
-          __attribute__((always_inline)) { forward_head<lanes.count>(p, state, pairs, head, settings, stats); });
+      [&](auto width, Problem& p, const std::vector<TilePair>& pairs, std::int64_t head) __attribute__((
+          always_inline)) { forward_head<width.lanes, width.registers>(p, state, pairs, head, settings, stats); });
 }
 
 void attention_backward(const AttentionGradients& out, const AttentionBackwardState& state, const QueryChunk& queries,
@@ -512,16 +538,18 @@ void attention_backward(const AttentionGradients& out, const AttentionBackwardSt
                         const AttentionSettings& settings) {
   for_each_head(
       queries, keys, settings.tile, Walk::far_to_near,
-      [&](auto lanes, Problem& p, const std::vector<TilePair>& pairs, std::int64_t head) __attribute__((
-          always_inline)) { backward_head<lanes.count>(p, out, state, d_o, saved, pairs, head, settings); });
+      [&](auto width, Problem& p, const std::vector<TilePair>& pairs, std::int64_t head)
+          __attribute__((always_inline)) {
+            backward_head<width.lanes, width.registers>(p, out, state, d_o, saved, pairs, head, settings);
+          });
 }
 
 void attention_gate_sum(const View& sum, const QueryChunk& queries, const KeyChunk& keys,
                         const AttentionSettings& settings) {
   for_each_head(
       queries, keys, settings.tile, Walk::near_to_far,
-      [&](auto lanes, Problem& p, const std::vector<TilePair>& pairs, std::int64_t head)
-          __attribute__((always_inline)) { gate_sum_head<lanes.count>(p, sum, pairs, head); });
+      [&](auto width, Problem& p, const std::vector<TilePair>& pairs, std::int64_t head)
+          __attribute__((always_inline)) { gate_sum_head<width.lanes, width.registers>(p, sum, pairs, head); });
 }
 
 }  // namespace capstan::kernels::cpu

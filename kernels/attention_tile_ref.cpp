@@ -132,7 +132,8 @@ void weights_backward(const Problem<Real>& p, const AttentionGradients& out, con
     Real product = 0;
     for (std::int64_t e = 0; e < p.columns; ++e) {
       product += d_out[e] * p.value(tile.key_begin + j, head, e);
-      (e < p.depth ? dv[key + e] : dz[key + e - p.depth]) += weight * d_out[e];
+      if (e < p.depth) dv[key + e] += weight * d_out[e];
+      else if (dz) dz[key + e - p.depth] += weight * d_out[e];
     }
     logit[j] = weight * (product - delta);
   }

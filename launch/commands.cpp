@@ -30,7 +30,7 @@ void print(const parallel::Communicator& world, const std::string& text) {
 
 Command help_options_command() {
   Command command;
-  command.syntax = {"help-options", "Prints docs/options.md: all options of recipes.", {}, {}, false};
+  command.syntax = {"help-options", "Prints docs/options.md: all options of recipes.", {}, {}};
   command.run = [](const Arguments&, parallel::Communicator& world) {
     print(world, options_reference());
     return ExitCode::done;
@@ -43,16 +43,8 @@ Command help_options_command() {
 
 std::vector<Command> commands() {
   return {
-      prepare_command(),
-      train_command(),
-      plan_command(),
-      perplexity_command(),
-      passkey_command(),
-      generate_command(),
-      import_command(),
-      export_command(),
-      inspect_command(),
-      help_options_command(),
+      prepare_command(),  train_command(),  plan_command(),   perplexity_command(), passkey_command(),
+      generate_command(), import_command(), export_command(), inspect_command(),    help_options_command(),
   };
 }
 

@@ -102,11 +102,9 @@ ExitCode run_passkey(const Arguments& arguments, parallel::Communicator& world) 
 
 Command perplexity_command() {
   Command command;
-  command.syntax.command = "eval perplexity";
-  command.syntax.summary =
-      "Measures perplexity on a token file; --position.* options stretch the model without training.";
-  command.syntax.options = model_options(
-      1,
+  command.syntax = model_syntax(
+      "eval perplexity",
+      "Measures perplexity on a token file; --position.* options stretch the model without training.", 1,
       {CommandOption::text("data", "", "FILE", "Token file (capstan prepare).").needed(),
        CommandOption::integer("window", 0, 1, std::int64_t(1) << 30, "tokens", "Tokens that the model reads at once.")
            .needed(),
@@ -120,17 +118,14 @@ Command perplexity_command() {
                              "separate: windows stay within a document. joined: one stream over all documents."),
        CommandOption::integer("max-windows", 0, 0, std::int64_t(1) << 40, "windows", "Only the first ones; 0: all."),
        CommandOption::text("json", "", "FILE", "Also writes the result there.")});
-  command.syntax.recipe = true;
   command.run = run_perplexity;
   return command;
 }
 
 Command passkey_command() {
   Command command;
-  command.syntax.command = "eval passkey";
-  command.syntax.summary = "Asks for a number hidden in a long text; greedy, exact match.";
-  command.syntax.options = model_options(
-      1,
+  command.syntax = model_syntax(
+      "eval passkey", "Asks for a number hidden in a long text; greedy, exact match.", 1,
       {CommandOption::text("lengths", "", "L,…", "Prompt lengths in tokens, with BOS and question."),
        CommandOption::integer("depths", 5, 1, 1000, "depths",
                               "Places of the key, evenly from the start to the end; one: the middle."),
@@ -139,7 +134,6 @@ Command passkey_command() {
        CommandOption::choice("preset", "none", {"none", "longlora"},
                              "longlora: the 8 lengths × 20 draws of its evaluation."),
        CommandOption::text("json", "", "FILE", "Also writes the result there, with every prompt's tail and answer.")});
-  command.syntax.recipe = true;
   command.run = run_passkey;
   return command;
 }

@@ -13,7 +13,8 @@ namespace fs = std::filesystem;
 using kernels::Device;
 using kernels::DType;
 
-std::vector<CommandOption> model_options(std::int64_t ring, std::vector<CommandOption> own) {
+Syntax model_syntax(const std::string& command, const std::string& summary, std::int64_t ring,
+                    std::vector<CommandOption> own) {
   std::vector<CommandOption> all = {
       CommandOption::text("model", "", "DIR", "Model folder, checkpoint, or run folder (its newest checkpoint).")
           .needed()};
@@ -27,7 +28,7 @@ std::vector<CommandOption> model_options(std::int64_t ring, std::vector<CommandO
                              "Attention tile; as in training for the same bits."),
   };
   all.insert(all.end(), rest.begin(), rest.end());
-  return all;
+  return {command, summary, {}, all, {"position"}, true};
 }
 
 const framework::Tokenizer& EvaluatedModel::need_tokenizer() const {
@@ -38,18 +39,17 @@ const framework::Tokenizer& EvaluatedModel::need_tokenizer() const {
 
 namespace {
 
-/// The model's encoding with the command line's --position.* over it; `changes` names them.
-framework::PositionConfig position_of(const Arguments& arguments, const framework::PositionConfig& trained,
+/// The model's encoding with the command line's --position.* over it; `changes` names them. Together they must make
+/// sense: a factor without a scaling would do nothing, and the figure look as if it had.
+framework::PositionConfig position_of(const Arguments& arguments, const framework::CheckpointHeader& trained,
                                       std::string& changes) {
   framework::Recipe recipe;
-  recipe.position = trained;
-  for (const auto& [name, value] : arguments.recipe_options()) {
-    if (name.compare(0, 9, "position.") != 0)
-      fail(ExitCode::usage,
-           "--{} has no meaning here; of a recipe's options only --position.* are read, over the model's own", name);
+  recipe.model = trained.model;
+  recipe.position = trained.position;
+  for (const auto& [name, value] : arguments.recipe_options())
     changes += fmt::format("{}{} = {}", changes.empty() ? "" : ", ", name, value);
-  }
   arguments.apply_to(recipe);
+  framework::check_recipe(recipe, "command line over " + arguments.text("model"));
   return recipe.position;
 }
 
@@ -71,14 +71,13 @@ EvaluatedModel load_evaluated_model(const Arguments& arguments, parallel::Commun
   framework::PositionConfig position;
   std::string changes;
   const bool changed = !arguments.recipe_options().empty();
-  if (changed) position = position_of(arguments, framework::Checkpoint::open(loaded.folder).header().position, changes);
+  if (changed) position = position_of(arguments, framework::Checkpoint::open(loaded.folder).header(), changes);
   framework::LoadedModel parts = framework::load_model(loaded.folder, device, type, changed ? &position : nullptr);
   loaded.name = changed ? fmt::format("{} with {}", loaded.folder, changes) : loaded.folder;
   loaded.model = std::move(parts.model);
   loaded.tokenizer = std::move(parts.tokenizer);
-  loaded.bos = parts.header.bos >= 0 || !loaded.tokenizer ? parts.header.bos : loaded.tokenizer->bos();
-  loaded.ends =
-      !parts.header.end_tokens.empty() || !loaded.tokenizer ? parts.header.end_tokens : loaded.tokenizer->end();
+  loaded.bos = parts.header.bos;
+  loaded.ends = parts.header.end_tokens;
   return loaded;
 }
 

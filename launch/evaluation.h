@@ -11,8 +11,10 @@
 
 namespace capstan::launch {
 
-/// --model, --ring, --device, --precision, --tile, then `own`. `ring`: the default of --ring; 0 stands for all ranks.
-std::vector<CommandOption> model_options(std::int64_t ring, std::vector<CommandOption> own);
+/// A command on a model: --model, `own`, --ring, --device, --precision, --tile, and the recipe options of [position],
+/// laid over the model's. `ring`: the default of --ring; 0 stands for all ranks.
+Syntax model_syntax(const std::string& command, const std::string& summary, std::int64_t ring,
+                    std::vector<CommandOption> own);
 
 /// A model ready to run on this rank.
 struct EvaluatedModel {
@@ -20,15 +22,16 @@ struct EvaluatedModel {
   std::string name;    ///< as a report names it: folder, and what was overridden
   std::unique_ptr<framework::Model> model;
   std::unique_ptr<framework::Tokenizer> tokenizer;  ///< absent if the model has none
-  std::int32_t bos = -1;
-  std::vector<std::int32_t> ends;
+  // What the model was trained with, which may be less than what its tokenizer could add.
+  std::int32_t bos = -1;           ///< -1: none
+  std::vector<std::int32_t> ends;  ///< empty: none
   std::int64_t tile = 64;
 
   /// Error (bad_data) if the model has none.
   const framework::Tokenizer& need_tokenizer() const;
 };
 
-/// Loads what --model names; --position.* options win over the model's own and everything else of a recipe is refused.
+/// Loads what --model names; --position.* options win over the model's own.
 /// All ranks call; ranks whose binary or model differ are refused.
 EvaluatedModel load_evaluated_model(const Arguments& arguments, parallel::Communicator& world);
 

@@ -61,6 +61,12 @@ void generate_documents(const Arguments& arguments, const EvaluatedModel& loaded
   options.max_tokens =
       arguments.integer("max-tokens") ? arguments.integer("max-tokens") : loaded.model->config().max_length;
   if (options.max_tokens <= 0) fail(ExitCode::usage, "the model names no longest length; give --max-tokens");
+  if (loaded.ends.empty())
+    fail(
+        ExitCode::bad_data,
+        "{}: names no end token, so none of its documents would end; train it on token files made with capstan prepare "
+        "--end, or import it with --end-token ID",
+        loaded.folder);
   options.bos = loaded.bos;
   options.ends = loaded.ends;
   options.sampling = sampling;
@@ -102,23 +108,21 @@ ExitCode run_generate(const Arguments& arguments, parallel::Communicator& world)
 
 Command generate_command() {
   Command command;
-  command.syntax.command = "generate";
-  command.syntax.summary = "Continues a prompt, or writes whole documents.";
-  command.syntax.options = model_options(
-      0, {CommandOption::text("prompt", "", "TEXT", "Text to continue; BOS goes before it. Empty: from BOS alone."),
-          CommandOption::integer("tokens", 128, 1, std::int64_t(1) << 30, "tokens",
-                                 "Most tokens after the prompt; an end token stops earlier."),
-          CommandOption::integer(
-              "documents", 1, 1, std::int64_t(1) << 40, "documents",
-              "Whole documents instead, from BOS to an end token; each rank makes its own unless --ring is given."),
-          CommandOption::integer("max-tokens", 0, 0, std::int64_t(1) << 30, "tokens",
-                                 "A document that has not ended by then is dropped; 0: the model's longest length."),
-          CommandOption::real("temperature", 0, 0, 100, "", "0: greedy."),
-          CommandOption::integer("seed", 0, 0, std::int64_t(1) << 52, "",
-                                 "Of the draws at a temperature; document i is the same for any ranks."),
-          CommandOption::text("output", "", "FILE",
-                              "Documents: a line {\"text\": …} each. Prompt: one such line, with the ids.")});
-  command.syntax.recipe = true;
+  command.syntax = model_syntax(
+      "generate", "Continues a prompt, or writes whole documents.", 0,
+      {CommandOption::text("prompt", "", "TEXT", "Text to continue; BOS goes before it. Empty: from BOS alone."),
+       CommandOption::integer("tokens", 128, 1, std::int64_t(1) << 30, "tokens",
+                              "Most tokens after the prompt; an end token stops earlier."),
+       CommandOption::integer(
+           "documents", 1, 1, std::int64_t(1) << 40, "documents",
+           "Whole documents instead, from BOS to an end token; each rank makes its own unless --ring is given."),
+       CommandOption::integer("max-tokens", 0, 0, std::int64_t(1) << 30, "tokens",
+                              "A document that has not ended by then is dropped; 0: the model's longest length."),
+       CommandOption::real("temperature", 0, 0, 100, "", "0: greedy."),
+       CommandOption::integer("seed", 0, 0, std::int64_t(1) << 52, "",
+                              "Of the draws at a temperature; document i is the same for any ranks."),
+       CommandOption::text("output", "", "FILE",
+                           "Documents: a line {\"text\": …} each. Prompt: one such line, with the ids.")});
   command.run = run_generate;
   return command;
 }

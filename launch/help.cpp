@@ -38,12 +38,15 @@ std::string typed(const Option& option, const std::string& name) {
   return "--" + name + " " + (!option.choices.empty() ? "NAME" : option.unit.empty() ? "TEXT" : option.unit);
 }
 
-/// "Help. [1 to 64 tokens; default 8]"
-std::string described(const Option& option, bool required) {
+std::string default_of(const Option& option) {
+  const std::string value = option.text();
+  return value.empty() ? "" : "default " + value;
+}
+
+/// "Help. [1 to 64 tokens; default 8]", where `given` is the last part.
+std::string described(const Option& option, const std::string& given) {
   const bool free_text = std::holds_alternative<std::string*>(option.value) && option.choices.empty();
   const std::string range = free_text || std::holds_alternative<bool*>(option.value) ? "" : option.allowed();
-  const std::string value = option.text();
-  const std::string given = required ? "required" : value.empty() ? "" : "default " + value;
   const std::string facts = range + (range.empty() || given.empty() ? "" : "; ") + given;
   return option.help + (facts.empty() ? "" : " [" + facts + "]");
 }
@@ -58,16 +61,21 @@ std::string usage_line(const Syntax& syntax) {
     if (option.required) line += fmt::format(" --{} {}", option.name, option.unit.empty() ? "VALUE" : option.unit);
   const bool more =
       std::any_of(syntax.options.begin(), syntax.options.end(), [](const CommandOption& o) { return !o.required; });
-  return line + (more ? " [options]" : "") + (syntax.recipe ? " [--section.key value]…" : "");
+  const std::string section = syntax.sections.size() == 1 ? syntax.sections.front() : "section";
+  return line + (more ? " [options]" : "") +
+         (syntax.sections.empty() ? "" : fmt::format(" [--{}.key value]…", section));
 }
 
-std::string recipe_help() {
+std::string recipe_help(const Syntax& syntax) {
   framework::Recipe recipe;
-  std::string result = "\nOptions of the recipe; each wins over the recipe's line\n", section;
+  std::string result = fmt::format("\nOptions of recipes; each wins over the {}\n",
+                                   syntax.over_model ? "model's own, which is its default" : "recipe's line");
+  std::string section;
   for (const Option& option : framework::options(recipe)) {
     const std::string own = option.name.substr(0, option.name.find('.'));
+    if (std::find(syntax.sections.begin(), syntax.sections.end(), own) == syntax.sections.end()) continue;
     if (own != section) result += fmt::format("[{}]\n", section = own);
-    result += row(typed(option, option.name), described(option, false), 34);
+    result += row(typed(option, option.name), described(option, syntax.over_model ? "" : default_of(option)), 34);
   }
   return result;
 }
@@ -89,9 +97,9 @@ std::string help_text(const Syntax& syntax) {
   for (const CommandOption& option : syntax.options) {
     Value value = option.value;
     const Option bound = bind(option, value);
-    result += row(typed(bound, option.name), described(bound, option.required), 26);
+    result += row(typed(bound, option.name), described(bound, option.required ? "required" : default_of(bound)), 26);
   }
-  return result + (syntax.recipe ? recipe_help() : "");
+  return result + (syntax.sections.empty() ? "" : recipe_help(syntax));
 }
 
 std::string options_reference() {

@@ -22,7 +22,8 @@ std::vector<std::int32_t> parse_ids(const std::string& text, std::int64_t vocabu
   for (const std::string& word : framework::split_list(text)) {
     const bool digits = !word.empty() && word.size() < 10 && word.find_first_not_of("0123456789") == std::string::npos;
     const std::int64_t id = digits ? std::stoll(word) : -1;
-    if (id < 0 || id >= vocabulary) fail(ExitCode::usage, "--end-token {}: '{}' is no token; allowed are 0 to {}", text, word, vocabulary - 1);
+    if (id < 0 || id >= vocabulary)
+      fail(ExitCode::usage, "--end-token {}: '{}' is no token; allowed are 0 to {}", text, word, vocabulary - 1);
     ids.push_back(std::int32_t(id));
   }
   return ids;
@@ -40,33 +41,36 @@ framework::CheckpointHeader header_of(const std::string& folder) {
   try {
     return framework::Checkpoint::open(folder).header();
   } catch (const Error& error) {
-    fail(ExitCode::io, "{}: exists and cannot be read as an earlier import ({}); remove it, or choose another --output", folder, error.what());
+    fail(ExitCode::io, "{}: exists and cannot be read as an earlier import ({}); remove it, or choose another --output",
+         folder, error.what());
   }
 }
 
-/// Only an earlier import may be replaced: it can be made again from where it came. A checkpoint of a run cannot. True if it will be.
+/// Only an earlier import may be replaced: it can be made again from where it came. A checkpoint of a run cannot. True
+/// if it will be.
 bool check_output(const std::string& output) {
   std::error_code problem;
   if (!fs::exists(fs::symlink_status(output, problem))) return false;
   if (fs::is_directory(output, problem) && fs::exists(join(output, "manifest.json"), problem)) {
     const framework::CheckpointHeader old = header_of(output);
     if (old.recipe.empty() && old.step == 0) return true;
-    fail(ExitCode::io, "{}: is a checkpoint of a run (step {}); only an earlier import is replaced, choose another --output", output, old.step);
+    fail(ExitCode::io,
+         "{}: is a checkpoint of a run (step {}); only an earlier import is replaced, choose another --output", output,
+         old.step);
   }
   fail(ExitCode::io, "{}: exists and is no earlier import; choose another --output, or remove it", output);
 }
 
 /// A model folder's options are also a recipe's, so their ranges must hold. Names what is out of range.
-void check_ranges(const framework::ModelConfig& model, const framework::PositionConfig& position, const std::string& where) {
+void check_ranges(const framework::ModelConfig& model, const framework::PositionConfig& position,
+                  const std::string& where) {
   framework::Recipe recipe;
   recipe.model = model;
   recipe.position = position;
   for (const framework::Option& option : framework::options(recipe)) {
     try {
       option.set(option.text(), where);
-    } catch (const Error& error) {
-      throw Error(ExitCode::bad_data, error.what());
-    }
+    } catch (const Error& error) { throw Error(ExitCode::bad_data, error.what()); }
   }
 }
 
@@ -78,7 +82,8 @@ struct Import {
   std::string tokenizer;  // for people
 };
 
-void add_tokenizer(Import& import, const std::string& which, const std::string& end_tokens, const framework::HfConfig& config) {
+void add_tokenizer(Import& import, const std::string& which, const std::string& end_tokens,
+                   const framework::HfConfig& config) {
   framework::CheckpointHeader& header = import.header;
   header.end_tokens = end_tokens.empty() ? std::vector<std::int32_t>(config.eos.begin(), config.eos.end())
                                          : parse_ids(end_tokens, header.model.vocabulary);
@@ -87,13 +92,13 @@ void add_tokenizer(Import& import, const std::string& which, const std::string& 
   if (which.empty()) return;
   const auto tokenizer = framework::make_tokenizer(which, header.end_tokens);
   if (tokenizer->vocabulary() > header.model.vocabulary)
-    fail(ExitCode::bad_data, "{}: the tokenizer has {} tokens, the model {}; give the model's own with --tokenizer", which, tokenizer->vocabulary(),
-         header.model.vocabulary);
+    fail(ExitCode::bad_data, "{}: the tokenizer has {} tokens, the model {}; give the model's own with --tokenizer",
+         which, tokenizer->vocabulary(), header.model.vocabulary);
   if (header.end_tokens.empty()) header.end_tokens = tokenizer->end();
   if (header.bos < 0) header.bos = tokenizer->bos();
   const bool bytes = tokenizer->name() == "bytes";
   header.tokenizer = bytes ? "bytes" : "tokenizer.model";
-  if (!bytes) import.extras.tokenizer_model = framework::read_file(fs::is_directory(which) ? join(which, "tokenizer.model") : which);
+  import.extras.tokenizer_model = framework::tokenizer_model_bytes(which);
   import.tokenizer = fmt::format("{}, {} tokens", tokenizer->name(), tokenizer->vocabulary());
 }
 
@@ -110,27 +115,35 @@ Import read_hf_folder(const std::string& folder, const std::string& tokenizer, c
   const framework::SafetensorsModel weights = framework::open_safetensors_model(folder);
   import.model = std::make_unique<framework::Model>(import.header.model, import.header.position);
   framework::Parameters& parameters = import.model->parameters();
-  framework::check_hf_shapes(parameters, weights, folder);  // before memory is taken for sizes that the file does not have
+  framework::check_hf_shapes(parameters, weights,
+                             folder);  // before memory is taken for sizes that the file does not have
   parameters.allocate(kernels::Device::cpu, kernels::DType::f32, false, [](const std::string&) { return false; });
-  framework::ImportedWeights read = framework::load_hf_weights(parameters, weights, folder, import.header.position, import.header.model.tied);
+  framework::ImportedWeights read =
+      framework::load_hf_weights(parameters, weights, folder, import.header.position, import.header.model.tied);
   import.extras.source = std::move(read.source);
   import.left_out = std::move(read.left_out);
   return import;
 }
 
-std::string ids_text(const std::vector<std::int32_t>& ids) { return ids.empty() ? "none" : fmt::format("{}", fmt::join(ids, ", ")); }
+std::string ids_text(const std::vector<std::int32_t>& ids) {
+  return ids.empty() ? "none" : fmt::format("{}", fmt::join(ids, ", "));
+}
 
 void print(const Import& import, const std::string& from, const std::string& to, bool replaced) {
   const auto& [header, extras, model, left_out, tokenizer] = import;
   const framework::ModelConfig& m = header.model;
   fmt::print("imported    {}\n", from);
   fmt::print("parameters  {} in {} tensors\n", model->parameters().elements(), model->parameters().all().size());
-  fmt::print("shape       {} layers, width {} (mlp {}), {} heads of {}, {} kv heads, vocabulary {}{}\n", m.layers, m.hidden_size, m.mlp_size, m.heads,
-             m.head_size, m.kv_heads, m.vocabulary, m.tied ? ", tied" : "");
+  fmt::print("shape       {} layers, width {} (mlp {}), {} heads of {}, {} kv heads, vocabulary {}{}\n", m.layers,
+             m.hidden_size, m.mlp_size, m.heads, m.head_size, m.kv_heads, m.vocabulary, m.tied ? ", tied" : "");
   fmt::print("position    {}, theta {}, trained length {}", header.position.kind, header.position.theta, m.max_length);
-  fmt::print("{}\n", header.position.scaling == "none" ? "" : fmt::format(", {} scaling x{}", header.position.scaling, header.position.factor));
-  fmt::print("tokenizer   {}; bos {}, end {}\n", tokenizer, header.bos < 0 ? "none" : std::to_string(header.bos), ids_text(header.end_tokens));
-  if (!left_out.empty()) fmt::print("left out    {} tensors that repeat rope_theta ({}, …)\n", left_out.size(), left_out.front());
+  fmt::print("{}\n", header.position.scaling == "none"
+                         ? ""
+                         : fmt::format(", {} scaling x{}", header.position.scaling, header.position.factor));
+  fmt::print("tokenizer   {}; bos {}, end {}\n", tokenizer, header.bos < 0 ? "none" : std::to_string(header.bos),
+             ids_text(header.end_tokens));
+  if (!left_out.empty())
+    fmt::print("left out    {} tensors that repeat rope_theta ({}, …)\n", left_out.size(), left_out.front());
   fmt::print("output      {}{}\n", to, replaced ? " (an earlier import was replaced)" : "");
 }
 
@@ -143,8 +156,8 @@ ExitCode run_import(const Arguments& arguments, parallel::Communicator& world) {
   const Import import = read_hf_folder(from, arguments.text("tokenizer"), arguments.text("end-token"));
   const auto alone = parallel::make_self_communicator();
   const std::string parent = output.has_parent_path() ? output.parent_path().string() : ".";
-  const std::string saved =
-      framework::save_checkpoint(*alone, parent, output.filename().string(), import.header, import.extras, import.model->parameters(), {});
+  const std::string saved = framework::save_checkpoint(*alone, parent, output.filename().string(), import.header,
+                                                       import.extras, import.model->parameters(), {});
   print(import, from, saved, replaces);
   return ExitCode::done;
 }
@@ -155,10 +168,13 @@ Command import_command() {
   Command command;
   command.syntax.command = "import";
   command.syntax.summary = "Turns a Hugging Face folder (Llama, Mistral without window) into a model folder.";
-  command.syntax.positionals = {{"HF_DIR", "folder with config.json and model.safetensors (or its index and shards)", true, false}};
+  command.syntax.positionals = {
+      {"HF_DIR", "folder with config.json and model.safetensors (or its index and shards)", true, false}};
   command.syntax.options = {
-      CommandOption::text("output", "", "DIR", "Model folder to write. An earlier import of this name is replaced.").needed(),
-      CommandOption::text("tokenizer", "", "bytes|MODEL", "SentencePiece .model file, or bytes. Empty: tokenizer.model in HF_DIR, if there is one."),
+      CommandOption::text("output", "", "DIR", "Model folder to write. An earlier import of this name is replaced.")
+          .needed(),
+      CommandOption::text("tokenizer", "", "bytes|MODEL",
+                          "SentencePiece .model file, or bytes. Empty: tokenizer.model in HF_DIR, if there is one."),
       CommandOption::text("end-token", "", "ID,ID", "Token ids that end a text. Empty: eos_token_id of config.json."),
   };
   command.run = run_import;

@@ -95,7 +95,9 @@ std::string describe_model(const std::string& folder) {
          config_lines(folder) + tensors;
 }
 
-std::string ids_text(const std::vector<std::int32_t>& ids) { return ids.empty() ? "none" : fmt::format("{}", fmt::join(ids, ", ")); }
+std::string ids_text(const std::vector<std::int32_t>& ids) {
+  return ids.empty() ? "none" : fmt::format("{}", fmt::join(ids, ", "));
+}
 
 /// The options of [model] and [position] as a recipe writes them.
 std::string option_lines(const framework::CheckpointHeader& header) {
@@ -105,7 +107,8 @@ std::string option_lines(const framework::CheckpointHeader& header) {
   std::string result;
   for (const auto& option : framework::options(recipe)) {
     const bool shown = option.name.compare(0, 6, "model.") == 0 || option.name.compare(0, 9, "position.") == 0;
-    if (shown && !option.text().empty()) result += fmt::format("  {} = {}\n", option.name, framework::printable(option.text()));
+    if (shown && !option.text().empty())
+      result += fmt::format("  {} = {}\n", option.name, framework::printable(option.text()));
   }
   return result;
 }
@@ -120,8 +123,11 @@ std::string describe_checkpoint(const std::string& path) {
     count += elements(tensor.shape);
     tensors += fmt::format("  {:<6}{:<20}{}\n", tensor.dtype, shape_text(tensor.shape), tensor.name);
   }
-  std::string result = fmt::format("{}: {}\n", checkpoint.folder(), header.recipe.empty() ? "imported model" : "checkpoint of a run");
-  const auto line = [&](const char* name, const std::string& value) { result += fmt::format("  {:<12}{}\n", name, value); };
+  std::string result =
+      fmt::format("{}: {}\n", checkpoint.folder(), header.recipe.empty() ? "imported model" : "checkpoint of a run");
+  const auto line = [&](const char* name, const std::string& value) {
+    result += fmt::format("  {:<12}{}\n", name, value);
+  };
   line("step", fmt::format("{} ({} updates)", header.step, header.optimizer_steps));
   line("parameters", fmt::format("{} in {} tensors", count, checkpoint.tensors().size()));
   line("optimizer", checkpoint.has_optimizer() ? "moments are there" : "none");
@@ -166,7 +172,8 @@ ExitCode run_inspect(const Arguments& arguments, parallel::Communicator& world) 
   const auto kind = std::find_if(std::begin(kinds), std::end(kinds), [&](const Kind& one) { return one.fits(path); });
   if (kind == std::end(kinds))
     fail(ExitCode::bad_data,
-         "{}: holds no model (manifest.json, model.safetensors); name a model folder, a checkpoint, a run, a .safetensors file or a token file",
+         "{}: holds no model (manifest.json, model.safetensors); name a model folder, a checkpoint, a run, a "
+         ".safetensors file or a token file",
          path);
   std::fputs(kind->describe(path).c_str(), stdout);
   return ExitCode::done;
@@ -178,7 +185,8 @@ Command inspect_command() {
   Command command;
   command.syntax.command = "inspect";
   command.syntax.summary = "Shows what a model, checkpoint, run or token file holds, and checks its files.";
-  command.syntax.positionals = {{"PATH", "model folder, checkpoint, run folder, .safetensors file or token file", true, false}};
+  command.syntax.positionals = {
+      {"PATH", "model folder, checkpoint, run folder, .safetensors file or token file", true, false}};
   command.run = run_inspect;
   return command;
 }

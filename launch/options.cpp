@@ -80,6 +80,23 @@ void Arguments::apply_to(Recipe& recipe) const {
     })->set(text, "command line");
 }
 
+namespace {
+bool is_empty(const Value& value) {
+  const auto* text = std::get_if<std::string>(&value);
+  return text && text->empty();
+}
+
+std::string section_of(const std::string& name) { return name.substr(0, name.find('.')); }
+}  // namespace
+
+std::vector<std::string> recipe_sections() {
+  Recipe recipe;
+  std::vector<std::string> sections;
+  for (const Option& option : framework::options(recipe))
+    if (sections.empty() || sections.back() != section_of(option.name)) sections.push_back(section_of(option.name));
+  return sections;
+}
+
 class ArgumentReader {
  public:
   explicit ArgumentReader(const Syntax& syntax) : syntax_(syntax), result_(syntax) {
@@ -87,11 +104,11 @@ class ArgumentReader {
       bound_.push_back(bind(option, result_.values_[option.name]));
       names_.push_back(option.name);
     }
-    if (syntax.recipe)
-      for (Option& option : framework::options(scratch_)) {
-        names_.push_back(option.name);
-        recipe_bound_.push_back(std::move(option));
-      }
+    for (Option& option : framework::options(scratch_)) {
+      if (!accepts(section_of(option.name))) continue;
+      names_.push_back(option.name);
+      recipe_bound_.push_back(std::move(option));
+    }
     names_.push_back("help");
     for (const Option& option : bound_)
       if (std::holds_alternative<bool*>(option.value)) flags_.insert(option.name.substr(2));
@@ -120,6 +137,8 @@ class ArgumentReader {
       if (option.required && !result_.given(option.name))
         usage("{} needs --{} {}; {} shows how", full_name(), option.name, option.unit.empty() ? "VALUE" : option.unit,
               help_hint());
+      else if (option.required && is_empty(result_.values_.at(option.name)))
+        usage("{}: --{} is empty; give {}", full_name(), option.name, option.unit.empty() ? "a value" : option.unit);
     return std::move(result_);
   }
 
@@ -130,7 +149,18 @@ class ArgumentReader {
   std::string full_name() const { return "capstan " + syntax_.command; }
   std::string help_hint() const { return full_name() + " --help"; }
 
+  bool accepts(const std::string& section) const {
+    return std::find(syntax_.sections.begin(), syntax_.sections.end(), section) != syntax_.sections.end();
+  }
+
   [[noreturn]] void unknown(const std::string& name) const {
+    const auto sections = recipe_sections();
+    const std::string section = section_of(name);
+    if (section != name && std::find(sections.begin(), sections.end(), section) != sections.end() && !accepts(section))
+      usage("--{} has no meaning for {}; {}", name, full_name(),
+            syntax_.sections.empty()
+                ? "it takes no options of recipes"
+                : fmt::format("of a recipe's options it takes --{}.*", fmt::join(syntax_.sections, ".*, --")));
     const std::string near = framework::nearest_name(name, names_);
     usage("unknown option --{} of {}; {}", name, full_name(),
           near.empty() ? help_hint() + " lists them" : fmt::format("did you mean --{}?", near));

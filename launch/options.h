@@ -3,8 +3,8 @@
 //
 //   capstan SUBCOMMAND [POSITIONAL…] [--option value | --option=value | --flag | --no-flag]…
 //
-// Every option is declared once, with default, range, unit and help. Subcommands that read a recipe also accept each of
-// its options as --section.key. Names are never abbreviated.
+// Every option is declared once, with default, range, unit and help. A subcommand may also accept options of recipes, of
+// the sections that it names, as --section.key. Names are never abbreviated.
 
 #include <cstdint>
 #include <map>
@@ -51,8 +51,11 @@ struct Syntax {
   std::string summary;  ///< one sentence
   std::vector<Positional> positionals;
   std::vector<CommandOption> options;
-  bool recipe = false;  ///< also accepts the options of recipes
+  std::vector<std::string> sections = {};  ///< of recipes, whose options it accepts too
+  bool over_model = false;                 ///< those are laid over a model's own values, not over a recipe's
 };
+
+std::vector<std::string> recipe_sections();  ///< all, in their order
 
 /// What was given, checked: types, ranges, choices, and that everything required is there.
 class Arguments {

@@ -1,27 +1,24 @@
 // capstan plan: checks a recipe and says what it will need, without running it.
 
-#include <algorithm>
 #include <cstdio>
 
-#include "framework/dataset.h"
 #include "framework/plan.h"
 #include "framework/trainer.h"
+#include "framework/training_data.h"
 #include "launch/command.h"
 
 namespace capstan::launch {
 
 namespace {
 
-/// The vocabulary, from the model or from the data files, which are opened and checked.
+/// All files that training would read, with its checks; what the recipe leaves to them is filled in.
 void resolve_from_files(framework::Recipe& recipe) {
-  const std::vector<std::string> paths = framework::split_list(recipe.data.train);
-  if (paths.empty()) fail(ExitCode::config, "data.train is empty: name one or more token files (capstan prepare makes them)");
-  const framework::Dataset data(paths, {}, recipe.data.context, recipe.data.documents == "joined", recipe.data.seed);
-  if (recipe.model.vocabulary == 0) recipe.model.vocabulary = data.vocabulary();
-  if (data.vocabulary() > recipe.model.vocabulary)
-    fail(ExitCode::bad_data, "{}: its vocabulary of {} is larger than the model's {}: prepare the text with the model's tokenizer", recipe.data.train,
-         data.vocabulary(), recipe.model.vocabulary);
+  const framework::TrainingData data = framework::open_training_data(recipe);
   framework::resolve_sizes(recipe.model, recipe.position);
+  std::optional<framework::Checkpoint> start;
+  if (!recipe.model.from.empty())
+    start.emplace(framework::Checkpoint::open(framework::resolve_model_folder(recipe.model.from)));
+  framework::text_conventions(recipe, data, start ? &*start : nullptr);
 }
 
 }  // namespace
@@ -32,9 +29,10 @@ Command plan_command() {
                     "Checks a recipe without running it: layout, memory by name, bytes per hop.",
                     {{"RECIPE", "recipe file (recipes/*.cfg)"}},
                     {CommandOption::integer("ranks", 1, 1, 1 << 20, "ranks", "ranks to plan for")},
-                    true};
+                    recipe_sections()};
   command.run = [](const Arguments& arguments, parallel::Communicator& world) {
-    framework::Recipe recipe = framework::read_training_recipe(arguments.positional("RECIPE"), arguments.recipe_options());
+    framework::Recipe recipe =
+        framework::read_training_recipe(arguments.positional("RECIPE"), arguments.recipe_options());
     resolve_from_files(recipe);
     const framework::Plan plan = framework::make_plan(recipe, int(arguments.integer("ranks")));
     if (world.rank() == 0) std::fputs(framework::text_of(plan, recipe).c_str(), stdout);

@@ -51,7 +51,7 @@ recipe_data() {  # recipe_data CAPSTAN NAME...: makes what recipes name under ru
     case $name in
       stories260K)
         [ -d runs/stories260K ] || "$capstan" import recipes/models/stories260K --output runs/stories260K \
-          --tokenizer recipes/models/stories260K/tok512.model --end-token 1 || return ;;
+          --tokenizer recipes/models/stories260K/tokenizer.model --end-token 1 || return ;;
       stories-train | stories-heldout)
         [ -f "runs/data/$name.h5" ] || "$capstan" prepare "recipes/data/$name.jsonl" --tokenizer runs/stories260K --output "runs/data/$name.h5" || return ;;
       smoke)

@@ -13,13 +13,17 @@ Command train_command() {
                     "Trains by a recipe; the same command again resumes.",
                     {{"RECIPE", "recipe file (recipes/*.cfg)"}},
                     {CommandOption::text("run", "", "DIR", "run folder; default: runs/ and the recipe's name"),
-                     CommandOption::real("max-time", 0, 0, 1e9, "seconds", "stop with a saved checkpoint after this time (train.max_time); 0: no limit")},
-                    true};
+                     CommandOption::real("max-time", 0, 0, 1e9, "seconds",
+                                         "stop with a saved checkpoint after this time (train.max_time); 0: no limit")},
+                    recipe_sections()};
   command.run = [](const Arguments& arguments, parallel::Communicator& world) {
     const std::string path = arguments.positional("RECIPE");
     framework::Recipe recipe = framework::read_training_recipe(path, arguments.recipe_options());
     if (arguments.given("max-time")) recipe.train.max_time = arguments.real("max-time");
-    const std::string run = arguments.given("run") ? arguments.text("run") : "runs/" + std::filesystem::path(path).stem().string();
+    if (arguments.given("run") && arguments.text("run").empty())
+      fail(ExitCode::usage, "--run is empty; name a folder, or leave --run out");
+    const std::string run =
+        arguments.given("run") ? arguments.text("run") : "runs/" + std::filesystem::path(path).stem().string();
     return framework::Trainer(recipe, world).run(run);
   };
   return command;

@@ -52,8 +52,9 @@ std::string first_difference(const Facts& a, const Facts& b) {
   std::string name = first_difference(a, b);
   if (name.empty()) name = first_difference(b, a);
   if (name.empty()) fail(ExitCode::internal, "rank {} states its facts in another order than rank 0", rank);
-  fail(ExitCode::config, "the ranks do not agree on {}: rank 0 ({}) has {}, rank {} ({}) has {}", name, hosts.front(),
-       shown(find(a, name)), rank, hosts[std::size_t(rank)], shown(find(b, name)));
+  fail(ExitCode::config,
+       "the ranks do not agree on {}: rank 0 ({}) has {}, rank {} ({}) has {}; give all ranks the same", name,
+       hosts.front(), shown(find(a, name)), rank, hosts[std::size_t(rank)], shown(find(b, name)));
 }
 
 }  // namespace

@@ -16,9 +16,11 @@ namespace {
 /// Query rows between two calls of Pending::progress, in tiles.
 constexpr std::int64_t tiles_per_progress = 8;
 
+bool z_travels(const RingInputs& in) { return in.z && !in.make_z; }
+
 /// One chunk's keys of all B sequences in one message, and views into it.
 struct KeyBlock {
-  Tensor memory;
+  Tensor memory, made_z;
   View k, v, z;                    // [B, n, G, D]
   View index, position, document;  // [B, n]
 
@@ -45,14 +47,24 @@ KeyBlock make_key_block(const RingInputs& in, std::int64_t tokens) {
   const std::int64_t batch = in.k.dim(0), groups = in.k.dim(2), depth = in.k.dim(3);
   KeyBlock block;
   block.memory =
-      Tensor({chunk_bytes(batch, tokens, groups, depth, bool(in.z), in.k.type()).keys}, DType::u8, in.k.device());
+      Tensor({chunk_bytes(batch, tokens, groups, depth, z_travels(in), in.k.type()).keys}, DType::u8, in.k.device());
   Carver carver(block.memory, in.k.device());
   const Shape keys{batch, tokens, groups, depth}, row{batch, tokens};
   // 8-byte integers first, so that every view is aligned whatever the sizes.
   for (View* array : {&block.index, &block.position, &block.document}) *array = carver.take(row, DType::i64);
   for (View* array : {&block.k, &block.v}) *array = carver.take(keys, in.k.type());
-  if (in.z) block.z = carver.take(keys, in.k.type());
+  if (z_travels(in)) {
+    block.z = carver.take(keys, in.k.type());
+  } else if (in.z) {
+    block.made_z = Tensor(keys, in.k.type(), in.k.device());
+    block.z = block.made_z;
+  }
   return block;
+}
+
+/// What does not travel is made on arrival.
+void complete(KeyBlock& block, const RingInputs& in) {
+  for (std::int64_t b = 0; in.make_z && b < block.z.dim(0); ++b) in.make_z(block.z[b], block.position[b]);
 }
 
 /// Rows [begin, begin + n) of each sequence.
@@ -82,14 +94,14 @@ KeyGradients make_key_gradients(const RingInputs& in, std::int64_t tokens) {
   const std::int64_t batch = in.k.dim(0), groups = in.k.dim(2), depth = in.k.dim(3);
   const Shape shape{batch, tokens, groups, depth};
   KeyGradients gradients;
-  gradients.memory = Tensor({(in.z ? 3 : 2) * shape.elements()}, in.k.type(), in.k.device());
+  gradients.memory = Tensor({(z_travels(in) ? 3 : 2) * shape.elements()}, in.k.type(), in.k.device());
   gradients.all = gradients.memory;
   const auto part = [&](std::int64_t i) {
     return gradients.all.rows(i * shape.elements(), (i + 1) * shape.elements()).reshape(shape);
   };
   gradients.dk = part(0);
   gradients.dv = part(1);
-  if (in.z) gradients.dz = part(2);
+  if (z_travels(in)) gradients.dz = part(2);
   return gradients;
 }
 
@@ -132,6 +144,7 @@ class Player {
         if (tokens(w.query_chunk) && tokens(w.key_chunk)) work(w, held_.at(w.key_chunk), *pending);
       pending->wait();
       after(slot);
+      for (auto& [chunk, block] : arriving) complete(block, in_);
       held_.merge(arriving);
       std::erase_if(held_, [&](const auto& entry) { return !needed_after(s, entry.first); });
     }
@@ -305,7 +318,7 @@ void ring_attention_backward(const Ring& ring, const RingGradients& out, const R
       };
       home(out.dk, sum.dk);
       home(out.dv, sum.dv);
-      if (in.z) home(out.dz, sum.dz);
+      if (z_travels(in)) home(out.dz, sum.dz);
     }
   }
 }

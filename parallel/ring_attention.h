@@ -2,6 +2,7 @@
 // Exact attention over a sequence that is sharded over a ring of ranks. Plays a ring_schedule with double buffering:
 // the next exchange is posted before the block in hand is computed on.
 
+#include <functional>
 #include <map>
 #include <memory>
 
@@ -37,6 +38,9 @@ struct RingInputs {
   View z;      ///< [B, T, G, D] TAPE's states, or absent
   View table;  ///< [B, T, H, P + 1] CoPE's row table, or absent
   TokenRows rows;
+  /// Set where z follows from the positions alone (TAPE's first layer): z does not travel but is made where it is needed,
+  /// z [n, G, D] overwrites from position [n]; and it has no gradient.
+  std::function<void(const View& z, const View& position)> make_z = {};
 };
 
 /// Result and what backward needs. Query tiles are counted per chunk, chunks in local order.

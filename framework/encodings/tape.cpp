@@ -40,19 +40,19 @@ class Tape : public Encoding {
   }
 
   void begin(const TokenRows& rows, std::int64_t total_length, Device device, DType type) override {
-    const RotaryFrequencies f = rotary_frequencies(position_, shape_.head_size, shape_.original_length, total_length);
+    frequencies_ = rotary_frequencies(position_, shape_.head_size, shape_.original_length, total_length);
     const std::int64_t tokens = rows.position.elements();
-    phases_ = Tensor({tokens, 1, shape_.head_size}, type, device);
-    kernels::rotary_phases(phases_, rows.position.reshape({tokens}), f.frequency, f.amplitude);
+    first_ = Tensor({tokens, shape_.kv_heads, shape_.head_size}, type, device);
+    make_first_state(first_, rows.position.reshape({tokens}));
   }
 
   bool has_state() const override { return true; }
   bool travels(int layer) const override { return layer + 1 < shape_.layers; }
-  Tensor first_state() override {
-    const std::int64_t tokens = phases_.shape()[0];
-    Tensor z({tokens, shape_.kv_heads, shape_.head_size}, phases_.view().type(), phases_.view().device());
-    kernels::group_spread(z, phases_, 1);
-    return z;
+  Tensor first_state() override { return std::move(first_); }
+  void make_first_state(const View& z, const View& position) override {
+    const Tensor phases({z.dim(0), 1, shape_.head_size}, z.type(), z.device());
+    kernels::rotary_phases(phases, position, frequencies_.frequency, frequencies_.amplitude);
+    kernels::group_spread(z, phases, 1);
   }
 
   bool rotates() const override { return true; }
@@ -118,7 +118,8 @@ class Tape : public Encoding {
   EncodingShape shape_;
   std::int64_t width_;                   // I
   std::vector<LayerParameters> layers_;  // all but the last layer
-  Tensor phases_;                        // [N, 1, D]
+  RotaryFrequencies frequencies_;
+  Tensor first_;                         // [N, G, D]
 };
 
 }  // namespace

@@ -27,9 +27,10 @@ template <class Real> Real carry_value(std::int64_t carry, std::int64_t last) {
   return Real(double(std::min(carry, bound)) * unit<Real>);
 }
 
-/// A tile's gate sum in fixed point, rounded to nearest.
+/// A tile's gate sum in fixed point, rounded to nearest. NaN counts as 0, so that a diverged run ends with NaN in its output,
+/// not with a carry that points outside the table.
 template <class Real> std::int64_t fixed_sum(Real sum) {
-  return std::int64_t(std::llrint(double(sum) * (1 / unit<Real>)));
+  return sum > 0 ? std::int64_t(std::llrint(double(sum) * (1 / unit<Real>))) : 0;
 }
 
 template <class Real> bool saturated(std::int64_t carry, std::int64_t last) {

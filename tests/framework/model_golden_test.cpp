@@ -42,7 +42,8 @@ std::unique_ptr<Model> load(Setting setting, double stretch = 1) {
   resolve_sizes(config.model, config.position);
   auto model = std::make_unique<Model>(config.model, config.position);
   model->parameters().allocate(setting.device, setting.type, false, [](const std::string&) { return false; });
-  load_hf_weights(model->parameters(), open_safetensors_model(model_folder), model_folder, config.position, config.model.tied);
+  load_hf_weights(model->parameters(), open_safetensors_model(model_folder), model_folder, config.position,
+                  config.model.tied);
   return model;
 }
 
@@ -125,7 +126,8 @@ TEST(ModelGolden, LossOfEveryTokenOfFiveStories) {
 }
 
 /// 1,024 tokens, twice the trained length.
-void expect_long_losses(Setting setting, double stretch, const std::string& key, const std::vector<double>& published, double tolerance) {
+void expect_long_losses(Setting setting, double stretch, const std::string& key, const std::vector<double>& published,
+                        double tolerance) {
   const auto model = load(setting, stretch);
   const auto nll = tests::values_of(forward(*model, oracle()["concat1024_ids"], setting.device).nll);
   const std::vector<double> expected = oracle()[key];

@@ -59,7 +59,8 @@ struct Comparison {
     look("dk", run.dk, naive_back.dk, exact_back.dk);
     look("dv", run.dv, naive_back.dv, exact_back.dv);
     look("dz", run.dz, naive_back.dz, exact_back.dz);
-    look("dtable", run.dtable, naive_back.dtable, exact_back.dtable);
+    // With one column each row's gradient is Σ_j dlogit_j = 0: there is only rounding to compare.
+    if (run.dtable && run.dtable.shape()[2] > 1) look("dtable", run.dtable, naive_back.dtable, exact_back.dtable);
   }
 
  private:
@@ -99,6 +100,7 @@ TEST(AttentionTileF32, AtMostTwiceTheNaiveError) {
 TEST(AttentionTileF32, ExtremeGates) {
   for (double mean : {-40, -12, 12, 40})
     compare_with_naive({.tokens = 130, .depth = 16, .npos = 64, .gate_mean = mean});
+  compare_with_naive({.tokens = 130, .depth = 16, .npos = 1});  // P = 0: saturated from the first tile on
 }
 
 /// The last 64 rows against 20,000 keys with gates near σ(-9): no row saturates, and each position is a sum of

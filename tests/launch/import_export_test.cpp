@@ -86,7 +86,8 @@ void narrow(SafetensorToWrite& tensor, const std::string& dtype) {
     std::uint16_t half = std::uint16_t(bits >> 16);
     if (dtype == "F16") {
       const std::int32_t exponent = std::int32_t(bits >> 23 & 0xffu) - 127;
-      const std::uint32_t magnitude = exponent < -14 ? bits >> 13 & 0x3ffu : (std::uint32_t(exponent + 15) << 10 | (bits >> 13 & 0x3ffu));
+      const std::uint32_t magnitude =
+          exponent < -14 ? bits >> 13 & 0x3ffu : (std::uint32_t(exponent + 15) << 10 | (bits >> 13 & 0x3ffu));
       half = std::uint16_t((bits >> 16 & 0x8000u) | magnitude);
     }
     bytes.push_back(std::uint8_t(half & 0xffu));
@@ -99,7 +100,8 @@ void narrow(SafetensorToWrite& tensor, const std::string& dtype) {
 TEST(ImportExport, GivesBackTheModelByteForByte) {
   const testing::TestFolder folder;
   const std::string imported = capstan({"import", stories, "--output", folder / "deep/model", "--end-token", "1"});
-  expect_parts(imported, {"260032 in 47 tensors", "5 layers, width 64", "rope, theta 10000", "trained length 512", "512 tokens; bos 1, end 1", folder / "deep/model"});
+  expect_parts(imported, {"260032 in 47 tensors", "5 layers, width 64", "rope, theta 10000", "trained length 512",
+                          "512 tokens; bos 1, end 1", folder / "deep/model"});
   const auto loaded = framework::load_model(folder / "deep/model", kernels::Device::cpu, kernels::DType::f32);
   ASSERT_TRUE(loaded.tokenizer);
   EXPECT_EQ(loaded.tokenizer->end(), std::vector<std::int32_t>{1});
@@ -126,15 +128,16 @@ TEST(ImportExport, KeepsHalfPrecisionWhileTheValuesAreUnchanged) {
     foreign.write();
     capstan({"import", foreign.folder, "--output", folder / "model"});
     capstan({"export", folder / "model", "--output", folder / "hf"});
-    expect_same_tensors(framework::open_safetensors_model(foreign.folder), framework::open_safetensors_model(folder / "hf"));
+    expect_same_tensors(framework::open_safetensors_model(foreign.folder),
+                        framework::open_safetensors_model(folder / "hf"));
     EXPECT_EQ(slurp(folder / "hf/config.json"), slurp(foreign.folder + "/config.json"));
 
     // One value that BF16 and F16 cannot hold, as after training: everything is written as F32, and the config says so.
     const auto checkpoint = framework::Checkpoint::open(folder / "model");
     auto loaded = framework::load_model(folder / "model", kernels::Device::ref, kernels::DType::f32);
     loaded.model->parameters().find("model.norm.weight")->value.as<float>()[3] = 0.1f;
-    framework::save_checkpoint(*parallel::make_self_communicator(), folder.path(), "trained", checkpoint.header(), checkpoint.extras(),
-                               loaded.model->parameters(), {});
+    framework::save_checkpoint(*parallel::make_self_communicator(), folder.path(), "trained", checkpoint.header(),
+                               checkpoint.extras(), loaded.model->parameters(), {});
     capstan({"export", folder / "trained", "--output", folder / "hf3"});
     const auto file = framework::SafetensorsFile::open(folder / "hf3/model.safetensors");
     for (const auto& [name, info] : file.header().tensors) EXPECT_EQ(info.dtype, "F32") << name;
@@ -166,8 +169,8 @@ TEST(ImportExport, AnEncodingsOwnParametersComeAlong) {
     if (p.name.find(".position.") != std::string::npos)
       for (std::int64_t i = 0; i < p.value.elements(); ++i) p.value.as<float>()[i] = float(i) + 0.25f;
   loaded.header.recipe = "[train]\n";
-  framework::save_checkpoint(*parallel::make_self_communicator(), folder / "run/checkpoints", "", loaded.header, loaded.extras,
-                             loaded.model->parameters(), {});
+  framework::save_checkpoint(*parallel::make_self_communicator(), folder / "run/checkpoints", "", loaded.header,
+                             loaded.extras, loaded.model->parameters(), {});
   capstan({"export", folder / "run", "--output", folder / "hf"});
   capstan({"import", folder / "hf", "--output", folder / "again"});
   const auto again = framework::load_model(folder / "again", kernels::Device::ref, kernels::DType::f32);
@@ -188,10 +191,15 @@ TEST(ImportExport, TiedOutputMayBeRepeatedButNotDiffer) {
   foreign.write();
   capstan({"import", foreign.folder, "--output", folder / "model"});
   capstan({"export", folder / "model", "--output", folder / "hf"});
-  expect_same_tensors(framework::open_safetensors_model(foreign.folder), framework::open_safetensors_model(folder / "hf"));
+  expect_same_tensors(framework::open_safetensors_model(foreign.folder),
+                      framework::open_safetensors_model(folder / "hf"));
   foreign.tensors.back().bytes[0] ^= 1;
   foreign.write();
-  expect_parts(error_of(ExitCode::bad_data, [&] { capstan({"import", foreign.folder, "--output", folder / "no"}); }), {"'lm_head.weight'", "tie_word_embeddings"});
+  expect_parts(error_of(ExitCode::bad_data,
+                        [&] {
+                          capstan({"import", foreign.folder, "--output", folder / "no"});
+                        }),
+               {"'lm_head.weight'", "tie_word_embeddings"});
   EXPECT_FALSE(fs::exists(folder / "no"));
 }
 
@@ -204,15 +212,21 @@ TEST(ImportExport, OldFrequencyTensorsAreCheckedAndLeftOut) {
   std::memcpy(tensor.bytes.data(), frequencies.data(), 16);
   foreign.tensors.push_back(tensor);
   foreign.write();
-  expect_parts(capstan({"import", foreign.folder, "--output", folder / "model"}), {"left out    1 tensors", "inv_freq"});
+  expect_parts(capstan({"import", foreign.folder, "--output", folder / "model"}),
+               {"left out    1 tensors", "inv_freq"});
   foreign.config["rope_theta"] = 500000.0;
   foreign.write();
-  expect_parts(error_of(ExitCode::bad_data, [&] { capstan({"import", foreign.folder, "--output", folder / "no"}); }), {"inv_freq", "rope_theta 500000"});
+  expect_parts(error_of(ExitCode::bad_data,
+                        [&] {
+                          capstan({"import", foreign.folder, "--output", folder / "no"});
+                        }),
+               {"inv_freq", "rope_theta 500000"});
 }
 
 class Refused : public ::testing::Test {
  protected:
-  void expect(const std::vector<std::string>& parts, ExitCode code = ExitCode::bad_data, const std::vector<std::string>& more = {}) {
+  void expect(const std::vector<std::string>& parts, ExitCode code = ExitCode::bad_data,
+              const std::vector<std::string>& more = {}) {
     foreign_.write();
     std::vector<std::string> words{"import", foreign_.folder, "--output", folder_ / "out"};
     words.insert(words.end(), more.begin(), more.end());
@@ -272,39 +286,66 @@ TEST_F(Refused, EndTokensThatAreNone) {
 }
 
 TEST_F(Refused, MissingFiles) {
-  expect_parts(error_of(ExitCode::io, [&] { capstan({"import", folder_ / "none", "--output", folder_ / "out"}); }), {folder_ / "none"});
+  expect_parts(error_of(ExitCode::io,
+                        [&] {
+                          capstan({"import", folder_ / "none", "--output", folder_ / "out"});
+                        }),
+               {folder_ / "none"});
   foreign_.write();
   fs::resize_file(foreign_.folder + "/model.safetensors", 500000);
-  expect_parts(error_of(ExitCode::bad_data, [&] { capstan({"import", foreign_.folder, "--output", folder_ / "out"}); }), {"model.safetensors", "truncated"});
+  expect_parts(error_of(ExitCode::bad_data,
+                        [&] {
+                          capstan({"import", foreign_.folder, "--output", folder_ / "out"});
+                        }),
+               {"model.safetensors", "truncated"});
 }
 
 TEST(ImportExport, ReplacesOnlyAnEarlierImport) {
   const testing::TestFolder folder;
   capstan({"import", stories, "--output", folder / "model/"});
-  expect_parts(capstan({"import", stories, "--output", folder / "model", "--end-token", "1"}), {"an earlier import was replaced"});
+  expect_parts(capstan({"import", stories, "--output", folder / "model", "--end-token", "1"}),
+               {"an earlier import was replaced"});
   EXPECT_EQ(framework::Checkpoint::open(folder / "model").header().end_tokens, std::vector<std::int32_t>{1});
   EXPECT_EQ(framework::Checkpoint::open(folder / "model").folder(), folder / "model");
 
   folder.write("mine/notes.txt", "keep me");
-  expect_parts(error_of(ExitCode::io, [&] { capstan({"import", stories, "--output", folder / "mine"}); }), {folder / "mine", "no earlier import"});
-  expect_parts(error_of(ExitCode::io, [&] { capstan({"export", folder / "model", "--output", folder / "mine"}); }), {folder / "mine", "notes.txt"});
+  expect_parts(error_of(ExitCode::io,
+                        [&] {
+                          capstan({"import", stories, "--output", folder / "mine"});
+                        }),
+               {folder / "mine", "no earlier import"});
+  expect_parts(error_of(ExitCode::io,
+                        [&] {
+                          capstan({"export", folder / "model", "--output", folder / "mine"});
+                        }),
+               {folder / "mine", "notes.txt"});
   EXPECT_EQ(slurp(folder / "mine/notes.txt"), "keep me");
 
   auto loaded = framework::load_model(folder / "model", kernels::Device::ref, kernels::DType::f32);
   loaded.header.step = 3;
   loaded.header.recipe = "[train]\n";
-  framework::save_checkpoint(*parallel::make_self_communicator(), folder.path(), "trained", loaded.header, loaded.extras, loaded.model->parameters(), {});
-  expect_parts(error_of(ExitCode::io, [&] { capstan({"import", stories, "--output", folder / "trained"}); }), {folder / "trained", "step 3"});
+  framework::save_checkpoint(*parallel::make_self_communicator(), folder.path(), "trained", loaded.header,
+                             loaded.extras, loaded.model->parameters(), {});
+  expect_parts(error_of(ExitCode::io,
+                        [&] {
+                          capstan({"import", stories, "--output", folder / "trained"});
+                        }),
+               {folder / "trained", "step 3"});
 }
 
 TEST(Inspect, ShowsModelsCheckpointsAndRuns) {
   const testing::TestFolder folder;
   capstan({"import", stories, "--output", folder / "run/checkpoints/step-000000"});
   for (const std::string path : {"run", "run/checkpoints/step-000000"})
-    expect_parts(capstan({"inspect", folder / path}), {"imported model", "260032 in 47 tensors", "verified", "model.hidden_size = 64", "position.kind = rope",
-                                                       "tokenizer.model", "f32", "[512, 64]", "model.embed_tokens.weight"});
+    expect_parts(capstan({"inspect", folder / path}),
+                 {"imported model", "260032 in 47 tensors", "verified", "model.hidden_size = 64",
+                  "position.kind = rope", "tokenizer.model", "f32", "[512, 64]", "model.embed_tokens.weight"});
   std::ofstream(folder / "run/checkpoints/step-000000/weights-0000.h5", std::ios::app) << "x";
-  expect_parts(error_of(ExitCode::bad_data, [&] { capstan({"inspect", folder / "run/checkpoints/step-000000"}); }), {"weights-0000.h5", "damaged"});
+  expect_parts(error_of(ExitCode::bad_data,
+                        [&] {
+                          capstan({"inspect", folder / "run/checkpoints/step-000000"});
+                        }),
+               {"weights-0000.h5", "damaged"});
 }
 
 }  // namespace

@@ -22,12 +22,13 @@ Syntax sample() {
   syntax.positionals = {{"RECIPE", "recipe file", true, false}, {"MORE", "more files", false, true}};
   syntax.options = {
       CommandOption::text("output", "", "FILE", "Where to.").needed(),
+      CommandOption::text("note", "none", "", "Note."),
       CommandOption::integer("window", 512, 1, 4096, "tokens", "Window."),
       CommandOption::real("temperature", 1, -2, 2, "", "Temperature."),
       CommandOption::flag("json", false, "As JSON."),
       CommandOption::choice("convention", "once", {"once", "longlora"}, "Convention."),
   };
-  syntax.recipe = true;
+  syntax.sections = recipe_sections();
   return syntax;
 }
 
@@ -97,8 +98,10 @@ TEST(CommandLine, FlagsHaveThreeSpellings) {
 }
 
 TEST(CommandLine, ValuesMayBeEmptyOrBeginWithDashes) {
-  EXPECT_EQ(parse_arguments(sample(), {"r", "--output="}).text("output"), "");
-  EXPECT_EQ(parse_arguments(sample(), {"r", "--output", ""}).text("output"), "");
+  for (const Words& words : {Words{"r", "--output", "o", "--note="}, Words{"r", "--output", "o", "--note", ""}}) {
+    EXPECT_TRUE(parse_arguments(sample(), words).given("note"));
+    EXPECT_EQ(parse_arguments(sample(), words).text("note"), "");
+  }
   EXPECT_EQ(parse_arguments(sample(), {"r", "--output=--x"}).text("output"), "--x");
   EXPECT_EQ(parse_arguments(sample(), {"r", "--output=a=b"}).text("output"), "a=b");
 }
@@ -129,8 +132,11 @@ TEST(CommandLine, NamesTheNearestOption) {
   EXPECT_EQ(refused({"r", "--no-window"}).substr(0, 26), "unknown option --no-window");
   for (const char* odd : {"--=3", "---", "--", "-x", "--a.b.c"}) refused({"r", odd});
   Syntax plain = sample();
-  plain.recipe = false;
-  refusal([&] { parse_arguments(plain, {"r", "--output", "o", "--train.steps", "3"}); });
+  plain.sections.clear();
+  EXPECT_EQ(refusal([&] {
+              parse_arguments(plain, {"r", "--output", "o", "--train.steps", "3"});
+            }),
+            "--train.steps has no meaning for capstan eval sample; it takes no options of recipes");
 }
 
 TEST(CommandLine, NamesWhatIsWrongWithAValue) {
@@ -154,6 +160,10 @@ TEST(CommandLine, NamesWhatIsMissingOrTooMuch) {
   EXPECT_EQ(refusal([] { parse_arguments(sample(), {"r"}); }),
             "capstan eval sample needs --output FILE; capstan eval sample --help shows how");
   EXPECT_EQ(refused({""}), "capstan eval sample: RECIPE is empty; give a name");
+  EXPECT_EQ(refusal([] {
+              parse_arguments(sample(), {"r", "--output="});
+            }),
+            "capstan eval sample: --output is empty; give FILE");
   Syntax one = sample();
   one.positionals.pop_back();
   EXPECT_EQ(refusal([&] {
@@ -182,6 +192,26 @@ TEST(Help, ShowsDefaultRangeAndUnitOfEveryOption) {
   }
   std::istringstream lines(help);
   for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 130u) << line;  // bytes; … has three
+}
+
+TEST(CommandLine, TakesRecipeOptionsOfItsSectionsOnly) {
+  Syntax syntax = sample();
+  syntax.sections = {"position", "grid"};
+  syntax.over_model = true;
+  const auto read = [&](const char* option) { return parse_arguments(syntax, {"r", "--output", "o", option}); };
+  EXPECT_EQ(read("--position.theta=5").recipe_options().size(), 1u);
+  EXPECT_EQ(
+      refusal([&] { read("--train.steps=3"); }),
+      "--train.steps has no meaning for capstan eval sample; of a recipe's options it takes --position.*, --grid.*");
+  EXPECT_EQ(refusal([&] { read("--positon.theta=5"); }),
+            "unknown option --positon.theta of capstan eval sample; did you mean --position.theta?");
+  const std::string help = help_text(syntax);
+  EXPECT_NE(help.find("each wins over the model's own, which is its default\n[position]\n"), std::string::npos) << help;
+  EXPECT_NE(help.find("--grid.ring N"), std::string::npos) << help;
+  EXPECT_EQ(help.find("--train.steps"), std::string::npos) << help;
+  EXPECT_EQ(help.find("default rope"), std::string::npos) << help;
+  syntax.sections = {"position"};
+  EXPECT_NE(help_text(syntax).find("[options] [--position.key value]…\n"), std::string::npos);
 }
 
 TEST(Help, TheReferenceInDocsIsTheOneGenerated) {

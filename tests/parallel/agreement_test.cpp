@@ -38,10 +38,10 @@ TEST(Agreement, NamesTheFactAndBothRanks) {
     const std::string host = parallel::host_name();
     const bool last = world.rank() + 1 == world.size();
     EXPECT_EQ(disagreement(world, {{"binary", "abc"}, {"data file a.h5", last ? "77" : "76"}}),
-              fmt::format("the ranks do not agree on data file a.h5: rank 0 ({}) has '76', rank {} ({}) has '77'", host,
+              fmt::format("the ranks do not agree on data file a.h5: rank 0 ({}) has '76', rank {} ({}) has '77'; give all ranks the same", host,
                           world.size() - 1, host));
     EXPECT_EQ(disagreement(world, last ? Facts{{"binary", "abc"}, {"more", "1"}} : Facts{{"binary", "abc"}}),
-              fmt::format("the ranks do not agree on more: rank 0 ({}) has nothing, rank {} ({}) has '1'", host,
+              fmt::format("the ranks do not agree on more: rank 0 ({}) has nothing, rank {} ({}) has '1'; give all ranks the same", host,
                           world.size() - 1, host));
   });
 }

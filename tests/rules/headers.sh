@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# headers.sh COMPILER: each header compiles alone, and twice in one file.
+# headers.sh [COMPILER [FOLDER]]: each header compiles alone, and twice in one file. FOLDER keeps the files, for ccache.
 . "$(dirname "$0")/common.sh"
 compiler=${1:-c++}
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
+folder=${2:-$(mktemp -d)}
+[ $# -ge 2 ] || trap 'rm -rf "$folder"' EXIT
+mkdir -p "$folder"
+if command -v ccache > /dev/null; then compiler="ccache $compiler"; fi
 export compiler folder
 
 check() {
   local unit="$folder/${1//\//_}.cpp"
   printf '#include "%s"\n#include "%s"\n' "$1" "$1" > "$unit"
-  "$compiler" -std=c++20 -Wall -Wextra -Wno-unused-const-variable -Werror -fsyntax-only -I. "$unit" > "$unit.log" 2>&1 ||
-    { echo "$1:1: does not compile alone: $(grep -m1 -E 'error' "$unit.log" || head -1 "$unit.log")"; }
+  $compiler -std=c++20 -Wall -Wextra -Werror -I. -c "$unit" -o "$unit.o" > "$unit.log" 2>&1 ||
+    echo "$1:1: does not compile alone: $(grep -m 1 error "$unit.log" || head -n 1 "$unit.log")"
 }
 export -f check
 

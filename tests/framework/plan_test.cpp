@@ -1,0 +1,69 @@
+#include "framework/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "framework/model.h"
+#include "parallel/ring_attention.h"
+#include "tests/framework/test_folder.h"
+
+namespace capstan::tests {
+namespace {
+
+framework::Recipe resolved_recipe(const std::string& kind) {
+  framework::Recipe r;
+  r.model.vocabulary = 512;
+  r.model.kv_heads = 4;
+  r.model.max_length = 512;
+  r.position.kind = kind;
+  r.data.context = 1000;
+  framework::resolve_sizes(r.model, r.position);
+  return r;
+}
+
+TEST(Plan, LayoutCoversTheContextAndHopsAreWhatTheRingSends) {
+  for (const std::string kind : {"none", "rope+cope", "tape"})
+    for (const int ranks : {1, 2, 3, 4, 8}) {
+      const framework::Recipe r = resolved_recipe(kind);
+      const framework::Plan plan = framework::make_plan(r, ranks);
+      EXPECT_EQ(std::accumulate(plan.local_tokens.begin(), plan.local_tokens.end(), std::int64_t(0)), r.data.context);
+      const auto layout = parallel::SequenceLayout::contiguous(r.data.context, ranks, r.train.tile);
+      const auto bytes =
+          parallel::chunk_bytes(1, layout.largest_chunk(), 4, 8, kind == std::string("tape"), kernels::DType::f32);
+      EXPECT_EQ(plan.bytes_per_hop_forward, ranks == 1 ? 0 : bytes.keys);
+      EXPECT_EQ(plan.bytes_per_hop_backward, ranks == 1 ? 0 : bytes.keys + bytes.gradients);
+      EXPECT_GT(plan.memory_total(), plan.parameters * 4);
+    }
+}
+
+TEST(Plan, CountsTheTrainedModel) {
+  EXPECT_EQ(framework::make_plan(resolved_recipe("rope"), 1).parameters, 260032);  // stories260K
+  // CoPE: one table of 64 x 8 per layer; TAPE: alpha 4 x 4, up and down 16 x 4, gate 16 x 64 in all layers but the last.
+  EXPECT_EQ(framework::make_plan(resolved_recipe("rope+cope"), 1).parameters, 260032 + 5 * 64 * 8);
+  EXPECT_EQ(framework::make_plan(resolved_recipe("tape"), 1).parameters, 260032 + 4 * (16 + 64 + 64 + 1024));
+  framework::Recipe frozen = resolved_recipe("rope+cope");
+  frozen.train.trainable = "*.position.*";
+  EXPECT_EQ(framework::make_plan(frozen, 1).trainable, 5 * 64 * 8);
+}
+
+TEST(Plan, RanksThatDoNotDivideAreRefused) {
+  framework::Recipe r = resolved_recipe("rope");
+  r.grid.ring = 3;
+  capstan::testing::expect_parts(
+      capstan::testing::error_of(ExitCode::config, [&] { framework::make_plan(r, 4); }), {"grid.ring = 3", "4 ranks"});
+}
+
+TEST(Plan, RecomputeLowersTheMemory) {
+  framework::Recipe r = resolved_recipe("rope+cope");
+  r.train.recompute = "none";
+  const auto none = framework::make_plan(r, 2).memory_total();
+  r.train.recompute = "block";
+  const auto block = framework::make_plan(r, 2).memory_total();
+  r.train.recompute = "block_full";
+  EXPECT_GT(none, block);
+  EXPECT_GT(block, framework::make_plan(r, 2).memory_total());
+}
+
+}  // namespace
+}  // namespace capstan::tests
