@@ -28,13 +28,19 @@ std::int64_t AttentionLocal::bytes() const {
   return sum;
 }
 
-Attention::Attention(const ModelConfig& config, const std::string& prefix, int layer, Encoding& encoding, Parameters& parameters)
-    : layer_(layer), heads_(config.heads), kv_heads_(config.kv_heads), head_size_(config.head_size), norm_eps_(config.norm_eps), encoding_(encoding),
+Attention::Attention(const ModelConfig& config, const std::string& prefix, int layer, Encoding& encoding,
+                     Parameters& parameters)
+    : layer_(layer), heads_(config.heads), kv_heads_(config.kv_heads), head_size_(config.head_size),
+      norm_eps_(config.norm_eps), encoding_(encoding),
       norm_(parameters.declare(prefix + ".input_layernorm.weight", {config.hidden_size}, Init::one)),
-      q_(parameters.declare(prefix + ".self_attn.q_proj.weight", {heads_ * head_size_, config.hidden_size}, Init::normal)),
-      k_(parameters.declare(prefix + ".self_attn.k_proj.weight", {kv_heads_ * head_size_, config.hidden_size}, Init::normal)),
-      v_(parameters.declare(prefix + ".self_attn.v_proj.weight", {kv_heads_ * head_size_, config.hidden_size}, Init::normal)),
-      o_(parameters.declare(prefix + ".self_attn.o_proj.weight", {config.hidden_size, heads_ * head_size_}, Init::normal)) {}
+      q_(parameters.declare(prefix + ".self_attn.q_proj.weight", {heads_ * head_size_, config.hidden_size},
+                            Init::normal)),
+      k_(parameters.declare(prefix + ".self_attn.k_proj.weight", {kv_heads_ * head_size_, config.hidden_size},
+                            Init::normal)),
+      v_(parameters.declare(prefix + ".self_attn.v_proj.weight", {kv_heads_ * head_size_, config.hidden_size},
+                            Init::normal)),
+      o_(parameters.declare(prefix + ".self_attn.o_proj.weight", {config.hidden_size, heads_ * head_size_},
+                            Init::normal)) {}
 
 AttentionLocal Attention::local(const SequenceContext&, const View& x, const View& z) const {
   AttentionLocal local;
@@ -52,9 +58,12 @@ AttentionLocal Attention::local(const SequenceContext&, const View& x, const Vie
   return local;
 }
 
-kernels::AttentionSettings Attention::settings(const SequenceContext& context) const { return {encoding_.term(), context.tile, true}; }
+kernels::AttentionSettings Attention::settings(const SequenceContext& context) const {
+  return {encoding_.term(), context.tile, true};
+}
 
-parallel::RingInputs Attention::inputs(const SequenceContext& context, const AttentionLocal& local, const View& z) const {
+parallel::RingInputs Attention::inputs(const SequenceContext& context, const AttentionLocal& local,
+                                       const View& z) const {
   const std::int64_t b = context.batch, t = context.tokens;
   const auto sequences = [&](const View& x) { return x.reshape({b, t, x.dim(1), x.dim(2)}); };
   parallel::RingInputs in;
@@ -69,7 +78,8 @@ parallel::RingInputs Attention::inputs(const SequenceContext& context, const Att
   return in;
 }
 
-parallel::RingSaved Attention::attend(const SequenceContext& context, const AttentionLocal& local, const View& z, kernels::AttentionStats* stats) const {
+parallel::RingSaved Attention::attend(const SequenceContext& context, const AttentionLocal& local, const View& z,
+                                      kernels::AttentionStats* stats) const {
   return context.attend(layer_, inputs(context, local, z), settings(context), stats);
 }
 
@@ -89,12 +99,15 @@ Tensor Attention::state_average(const parallel::RingSaved& ring) const {
   return p;
 }
 
-void Attention::backward(const SequenceContext& context, const View& dx, const View& dz, const View& d_out, const View& dp, const View& x,
-                         const View& z, const AttentionLocal& local, const parallel::RingSaved& ring) const {
+void Attention::backward(const SequenceContext& context, const View& dx, const View& dz, const View& d_out,
+                         const View& dp, const View& x, const View& z, const AttentionLocal& local,
+                         const parallel::RingSaved& ring) const {
   const std::int64_t n = d_out.dim(0);
   const kernels::DType type = d_out.type();
   const kernels::Device device = d_out.device();
-  const auto heads_tensor = [&](std::int64_t heads, std::int64_t columns) { return Tensor({n, heads, columns}, type, device); };
+  const auto heads_tensor = [&](std::int64_t heads, std::int64_t columns) {
+    return Tensor({n, heads, columns}, type, device);
+  };
 
   // project: out += y W_o^T, so dy = d_out W_o and dW_o += d_out^T y; p's gradient fills the state's columns.
   Tensor d_o = zeros_like(ring.o);
@@ -114,9 +127,13 @@ void Attention::backward(const SequenceContext& context, const View& dx, const V
   Tensor dq = zeros_like(local.q), dk = zeros_like(local.k), dv = zeros_like(local.v), dtable, dz_values;
   if (local.table) dtable = zeros_like(local.table);
   if (in.z && !in.make_z) dz_values = zeros_like(z);
-  const auto like = [](const Tensor& gradient, const View& value) { return value ? gradient.view().reshape(value.shape()) : View(); };
-  ring_attention_backward(*context.ring, {like(dq, in.q), like(dk, in.k), like(dv, in.v), dz_values ? like(dz_values, in.z) : View(), like(dtable, in.table)}, in, ring, d_o,
-                          settings(context));
+  const auto like = [](const Tensor& gradient, const View& value) {
+    return value ? gradient.view().reshape(value.shape()) : View();
+  };
+  ring_attention_backward(*context.ring,
+                          {like(dq, in.q), like(dk, in.k), like(dv, in.v), dz_values ? like(dz_values, in.z) : View(),
+                           like(dtable, in.table)},
+                          in, ring, d_o, settings(context));
   if (dz_values) kernels::add(dz, dz_values);
 
   // local: prepare and rotate, then the projections and the norm

@@ -11,7 +11,8 @@ namespace capstan::framework {
 
 /// Who runs the attention of a layer: the ring (training, evaluation), the ring with a cache behind it (prefill), or the
 /// sharded cache (decode). Takes the layer and the local shard, gives O, LSE and what backward needs.
-using Attend = std::function<parallel::RingSaved(int layer, const parallel::RingInputs&, const kernels::AttentionSettings&, kernels::AttentionStats*)>;
+using Attend = std::function<parallel::RingSaved(int layer, const parallel::RingInputs&,
+                                                 const kernels::AttentionSettings&, kernels::AttentionStats*)>;
 
 /// What one micro-batch shares over all layers.
 struct SequenceContext {
@@ -24,30 +25,32 @@ struct SequenceContext {
 
 /// Token-local values before the ring. N = B·T.
 struct AttentionLocal {
-  Tensor xn;                // [N, C]
-  Tensor q, k, v;           // [N, H, D], [N, G, D], [N, G, D]
-  Tensor q_rot, k_rot;      // as q, k after the encoding's rotation; empty if it has none
-  Tensor table;             // [N, H, P + 1] or empty
+  Tensor xn;            // [N, C]
+  Tensor q, k, v;       // [N, H, D], [N, G, D], [N, G, D]
+  Tensor q_rot, k_rot;  // as q, k after the encoding's rotation; empty if it has none
+  Tensor table;         // [N, H, P + 1] or empty
   std::int64_t bytes() const;
 };
 
 class Attention {
  public:
   /// Names under `prefix` ("model.layers.3").
-  Attention(const ModelConfig& config, const std::string& prefix, int layer, Encoding& encoding, Parameters& parameters);
+  Attention(const ModelConfig& config, const std::string& prefix, int layer, Encoding& encoding,
+            Parameters& parameters);
 
   /// Everything before the ring, from x [N, C] and the state z [N, G, D] (or absent).
   AttentionLocal local(const SequenceContext& context, const View& x, const View& z) const;
   /// The ring. stats may be null.
-  parallel::RingSaved attend(const SequenceContext& context, const AttentionLocal& local, const View& z, kernels::AttentionStats* stats) const;
+  parallel::RingSaved attend(const SequenceContext& context, const AttentionLocal& local, const View& z,
+                             kernels::AttentionStats* stats) const;
   /// out [N, C] += W_o y, y = first D columns of each head of O.
   void project(const View& out, const parallel::RingSaved& ring) const;
   /// p [N, H, D]: the state's average, the last D columns of O. Only where the state travels.
   Tensor state_average(const parallel::RingSaved& ring) const;
 
   /// dx [N, C] += , dz [N, G, D] += (absent without state), from d_out [N, C] (gradient after project) and dp (absent or [N, H, D]).
-  void backward(const SequenceContext& context, const View& dx, const View& dz, const View& d_out, const View& dp, const View& x, const View& z,
-                const AttentionLocal& local, const parallel::RingSaved& ring) const;
+  void backward(const SequenceContext& context, const View& dx, const View& dz, const View& d_out, const View& dp,
+                const View& x, const View& z, const AttentionLocal& local, const parallel::RingSaved& ring) const;
 
  private:
   parallel::RingInputs inputs(const SequenceContext& context, const AttentionLocal& local, const View& z) const;

@@ -14,7 +14,9 @@ using kernels::Into;
 
 namespace {
 
-Tensor rows_of(const View& like, std::int64_t columns) { return Tensor({like.dim(0), columns}, like.type(), like.device()); }
+Tensor rows_of(const View& like, std::int64_t columns) {
+  return Tensor({like.dim(0), columns}, like.type(), like.device());
+}
 
 void collect(LayerStats& stats, const SequenceContext& context, const parallel::RingSaved& ring, const View& z_next) {
   if (ring.horizon) {
@@ -42,10 +44,14 @@ void collect(LayerStats& stats, const SequenceContext& context, const parallel::
 Block::Block(const ModelConfig& config, int layer, Encoding& encoding, Parameters& parameters)
     : layer_(layer), norm_eps_(config.norm_eps), encoding_(encoding),
       attention_(config, fmt::format("model.layers.{}", layer), layer, encoding, parameters),
-      norm_(parameters.declare(fmt::format("model.layers.{}.post_attention_layernorm.weight", layer), {config.hidden_size}, Init::one)),
-      gate_(parameters.declare(fmt::format("model.layers.{}.mlp.gate_proj.weight", layer), {config.mlp_size, config.hidden_size}, Init::normal)),
-      up_(parameters.declare(fmt::format("model.layers.{}.mlp.up_proj.weight", layer), {config.mlp_size, config.hidden_size}, Init::normal)),
-      down_(parameters.declare(fmt::format("model.layers.{}.mlp.down_proj.weight", layer), {config.hidden_size, config.mlp_size}, Init::normal)) {}
+      norm_(parameters.declare(fmt::format("model.layers.{}.post_attention_layernorm.weight", layer),
+                               {config.hidden_size}, Init::one)),
+      gate_(parameters.declare(fmt::format("model.layers.{}.mlp.gate_proj.weight", layer),
+                               {config.mlp_size, config.hidden_size}, Init::normal)),
+      up_(parameters.declare(fmt::format("model.layers.{}.mlp.up_proj.weight", layer),
+                             {config.mlp_size, config.hidden_size}, Init::normal)),
+      down_(parameters.declare(fmt::format("model.layers.{}.mlp.down_proj.weight", layer),
+                               {config.hidden_size, config.mlp_size}, Init::normal)) {}
 
 /// x_mid = x + W_o y
 Tensor Block::after_attention(const View& x, const parallel::RingSaved& ring) const {
@@ -58,7 +64,8 @@ Tensor Block::after_attention(const View& x, const parallel::RingSaved& ring) co
 /// m = W_down (silu(W_gate xn) · W_up xn), xn = norm(x_mid)
 MlpLocal Block::mlp(const View& x_mid) const {
   const std::int64_t hidden = gate_.shape[0];
-  MlpLocal local{zeros_like(x_mid), rows_of(x_mid, hidden), rows_of(x_mid, hidden), rows_of(x_mid, hidden), zeros_like(x_mid)};
+  MlpLocal local{zeros_like(x_mid), rows_of(x_mid, hidden), rows_of(x_mid, hidden), rows_of(x_mid, hidden),
+                 zeros_like(x_mid)};
   kernels::rmsnorm_forward(local.xn, x_mid, norm_.value, norm_eps_);
   kernels::linear_forward(local.gate, local.xn, gate_.value);
   kernels::linear_forward(local.up, local.xn, up_.value);
@@ -67,7 +74,8 @@ MlpLocal Block::mlp(const View& x_mid) const {
   return local;
 }
 
-BlockOutput Block::forward(const SequenceContext& context, Tensor x, Tensor z, Keep keep, BlockSaved& saved, LayerStats* stats) const {
+BlockOutput Block::forward(const SequenceContext& context, Tensor x, Tensor z, Keep keep, BlockSaved& saved,
+                           LayerStats* stats) const {
   AttentionLocal local = attention_.local(context, x, z);
   parallel::RingSaved ring = attention_.attend(context, local, z, stats ? &stats->attention : nullptr);
   if (keep == Keep::everything) saved.attention = std::move(local);
@@ -94,8 +102,10 @@ BlockOutput Block::forward(const SequenceContext& context, Tensor x, Tensor z, K
 
 /// Quotes forward from its last line up. What was not kept is computed again by the same functions, so the bits are the same.
 void Block::backward(const SequenceContext& context, Tensor& dx, Tensor& dz, BlockSaved& saved) const {
-  const AttentionLocal local = saved.attention ? std::move(*saved.attention) : attention_.local(context, saved.x, saved.z);
-  const parallel::RingSaved ring = saved.ring ? std::move(*saved.ring) : attention_.attend(context, local, saved.z, nullptr);
+  const AttentionLocal local =
+      saved.attention ? std::move(*saved.attention) : attention_.local(context, saved.x, saved.z);
+  const parallel::RingSaved ring =
+      saved.ring ? std::move(*saved.ring) : attention_.attend(context, local, saved.z, nullptr);
   const Tensor x_mid = saved.x_mid ? std::move(saved.x_mid) : after_attention(saved.x, ring);
   const MlpLocal hidden = saved.mlp ? std::move(*saved.mlp) : mlp(x_mid);
 

@@ -37,9 +37,9 @@ struct BlockOutput {
 /// One line of metrics.jsonl per layer.
 struct LayerStats {
   kernels::AttentionStats attention;
-  double horizon_sum = 0;          ///< Σ over query tiles and heads of (tile's last index - horizon)
+  double horizon_sum = 0;  ///< Σ over query tiles and heads of (tile's last index - horizon)
   std::int64_t horizons = 0;
-  double z_sum = 0, z_max = 0;     ///< |z| of the state that the layer hands on
+  double z_sum = 0, z_max = 0;  ///< |z| of the state that the layer hands on
   std::int64_t z_count = 0;
 };
 
@@ -48,7 +48,8 @@ class Block {
   Block(const ModelConfig& config, int layer, Encoding& encoding, Parameters& parameters);
 
   /// x, z are taken over (into `saved` if kept). stats may be null.
-  BlockOutput forward(const SequenceContext& context, Tensor x, Tensor z, Keep keep, BlockSaved& saved, LayerStats* stats) const;
+  BlockOutput forward(const SequenceContext& context, Tensor x, Tensor z, Keep keep, BlockSaved& saved,
+                      LayerStats* stats) const;
   /// dx [N, C], dz [N, G, D] (or empty): gradients of the outputs come in, of the inputs go out.
   void backward(const SequenceContext& context, Tensor& dx, Tensor& dz, BlockSaved& saved) const;
 

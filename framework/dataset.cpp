@@ -35,15 +35,18 @@ std::int64_t permuted(std::int64_t at, std::int64_t size, std::uint64_t seed, st
   return std::int64_t(value);
 }
 
-Dataset::Dataset(const std::vector<std::string>& paths, const std::vector<double>& weights, std::int64_t context, bool joined, std::int64_t seed)
+Dataset::Dataset(const std::vector<std::string>& paths, const std::vector<double>& weights, std::int64_t context,
+                 bool joined, std::int64_t seed)
     : weights_(weights), context_(context), joined_(joined), seed_(std::uint64_t(seed)), taken_(paths.size(), 0) {
-  CAPSTAN_CHECK(!paths.empty() && (weights.empty() || weights.size() == paths.size()), "{} files, {} weights", paths.size(), weights.size());
+  CAPSTAN_CHECK(!paths.empty() && (weights.empty() || weights.size() == paths.size()), "{} files, {} weights",
+                paths.size(), weights.size());
   for (const std::string& path : paths) {
     files_.push_back(TokenFile::open(path));
     const std::int64_t tokens = files_.back().info().tokens;
     if (tokens < context + 1)
-      fail(ExitCode::bad_data, "{}: holds {} tokens, a sequence of data.context {} needs {}: use more text or a shorter context", path, tokens, context,
-           context + 1);
+      fail(ExitCode::bad_data,
+           "{}: holds {} tokens, a sequence of data.context {} needs {}: use more text or a shorter context", path,
+           tokens, context, context + 1);
   }
   if (weights_.empty())
     for (const TokenFile& file : files_) weights_.push_back(double(file.info().tokens));
@@ -102,13 +105,15 @@ std::int64_t Dataset::counted(const SampleId& id) const {
   const std::vector<std::int64_t>& offsets = files_[id.file].document_offsets();
   const std::int64_t begin = id.window * context_, end = begin + context_;
   // A document that ends at t leaves its last token t - 1 without a target.
-  const auto first = std::upper_bound(offsets.begin(), offsets.end(), begin), last = std::upper_bound(offsets.begin(), offsets.end(), end);
+  const auto first = std::upper_bound(offsets.begin(), offsets.end(), begin),
+             last = std::upper_bound(offsets.begin(), offsets.end(), end);
   std::int64_t ends = 0;  // distinct: an empty document adds no token
   for (auto it = first; it != last; ++it) ends += it == first || *it != *(it - 1);
   return context_ - ends;
 }
 
-Batch Dataset::read(const std::vector<SampleId>& ids, const parallel::SequenceLayout& layout, int rank, Device device) const {
+Batch Dataset::read(const std::vector<SampleId>& ids, const parallel::SequenceLayout& layout, int rank,
+                    Device device) const {
   const std::int64_t batch = std::int64_t(ids.size()), local = layout.local_tokens(rank);
   Batch out;
   out.length = context_;

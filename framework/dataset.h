@@ -32,7 +32,8 @@ std::int64_t permuted(std::int64_t at, std::int64_t size, std::uint64_t seed, st
 class Dataset {
  public:
   /// Errors: config (weights), bad_data (too few tokens: both numbers; vocabulary).
-  Dataset(const std::vector<std::string>& paths, const std::vector<double>& weights, std::int64_t context, bool joined, std::int64_t seed);
+  Dataset(const std::vector<std::string>& paths, const std::vector<double>& weights, std::int64_t context, bool joined,
+          std::int64_t seed);
 
   std::int64_t vocabulary() const;
   std::int64_t tokens() const;   ///< of all files
@@ -56,8 +57,8 @@ class Dataset {
   std::int64_t context_;
   bool joined_;
   std::uint64_t seed_;
-  std::int64_t next_ = 0;           // sample that taken_ belongs to
-  std::vector<std::int64_t> taken_; // samples so far, per file
+  std::int64_t next_ = 0;            // sample that taken_ belongs to
+  std::vector<std::int64_t> taken_;  // samples so far, per file
 };
 
 }  // namespace capstan::framework

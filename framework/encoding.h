@@ -43,9 +43,11 @@ class Encoding {
 
   // 2. q_out [N, H, D], k_out [N, G, D] overwrite.
   virtual bool rotates() const { return false; }
-  virtual void rotate(int /*layer*/, const View& /*q_out*/, const View& /*k_out*/, const View& /*q*/, const View& /*k*/, const View& /*z*/) {}
+  virtual void rotate(int /*layer*/, const View& /*q_out*/, const View& /*k_out*/, const View& /*q*/, const View& /*k*/,
+                      const View& /*z*/) {}
   /// dq, dk: gradients of q_out, k_out become gradients of q, k in place; dz adds to (absent without state).
-  virtual void rotate_backward(int, const View& /*dq*/, const View& /*dk*/, const View& /*dz*/, const View& /*q*/, const View& /*k*/, const View& /*z*/) {}
+  virtual void rotate_backward(int, const View& /*dq*/, const View& /*dk*/, const View& /*dz*/, const View& /*q*/,
+                               const View& /*k*/, const View& /*z*/) {}
 
   // 3. Row table [N, H, P + 1] from the unrotated q, or nothing.
   virtual Tensor prepare(int /*layer*/, const View& /*q*/) { return {}; }
@@ -64,8 +66,8 @@ class Encoding {
   /// z_next [N, G, D] from z, p [N, H, D] (attention over states, per query head) and m [N, C] (the MLP's output).
   virtual Tensor update(int /*layer*/, const View& /*z*/, const View& /*p*/, const View& /*m*/) { return {}; }
   /// dz [N, G, D] and dm [N, C] add to, dp [N, H, D] overwrites.
-  virtual void update_backward(int, const View& /*dz*/, const View& /*dp*/, const View& /*dm*/, const View& /*dz_next*/, const View& /*z*/,
-                               const View& /*p*/, const View& /*m*/) {}
+  virtual void update_backward(int, const View& /*dz*/, const View& /*dp*/, const View& /*dm*/, const View& /*dz_next*/,
+                               const View& /*z*/, const View& /*p*/, const View& /*m*/) {}
 };
 
 /// By position.kind; parts joined by `+`. Errors (config): unknown name, two parts of one kind.

@@ -25,7 +25,8 @@ using Parts = std::vector<std::unique_ptr<Encoding>>;
 /// rope+cope: each hook goes to the part that has it.
 class Composed : public Encoding {
  public:
-  explicit Composed(Parts parts) : parts_(std::move(parts)), rotating_(&nothing_), scoring_(&nothing_), stateful_(&nothing_) {
+  explicit Composed(Parts parts)
+      : parts_(std::move(parts)), rotating_(&nothing_), scoring_(&nothing_), stateful_(&nothing_) {
     for (const auto& part : parts_) {
       if (part->rotates()) rotating_ = part.get();
       if (part->term() != kernels::TermKind::none) scoring_ = part.get();
@@ -48,7 +49,8 @@ class Composed : public Encoding {
   void rotate(int layer, const View& q_out, const View& k_out, const View& q, const View& k, const View& z) override {
     rotating_->rotate(layer, q_out, k_out, q, k, z);
   }
-  void rotate_backward(int layer, const View& dq, const View& dk, const View& dz, const View& q, const View& k, const View& z) override {
+  void rotate_backward(int layer, const View& dq, const View& dk, const View& dz, const View& q, const View& k,
+                       const View& z) override {
     rotating_->rotate_backward(layer, dq, dk, dz, q, k, z);
   }
   Tensor prepare(int layer, const View& q) override { return scoring_->prepare(layer, q); }
@@ -60,9 +62,11 @@ class Composed : public Encoding {
   bool travels(int layer) const override { return stateful_->travels(layer); }
   Tensor first_state() override { return stateful_->first_state(); }
   void make_first_state(const View& z, const View& position) override { stateful_->make_first_state(z, position); }
-  Tensor update(int layer, const View& z, const View& p, const View& m) override { return stateful_->update(layer, z, p, m); }
-  void update_backward(int layer, const View& dz, const View& dp, const View& dm, const View& dz_next, const View& z, const View& p,
-                       const View& m) override {
+  Tensor update(int layer, const View& z, const View& p, const View& m) override {
+    return stateful_->update(layer, z, p, m);
+  }
+  void update_backward(int layer, const View& dz, const View& dp, const View& dm, const View& dz_next, const View& z,
+                       const View& p, const View& m) override {
     stateful_->update_backward(layer, dz, dp, dm, dz_next, z, p, m);
   }
 
@@ -81,7 +85,9 @@ void check_parts(const Parts& parts, const std::string& kind) {
     stateful += part->has_state();
   }
   if (rotating > 1 || scoring > 1 || stateful > 1)
-    fail(ExitCode::config, "position.kind = {}: at most one part may rotate q and k, one may add a score term, one may carry a state", kind);
+    fail(ExitCode::config,
+         "position.kind = {}: at most one part may rotate q and k, one may add a score term, one may carry a state",
+         kind);
 }
 
 }  // namespace
@@ -98,8 +104,8 @@ std::unique_ptr<Encoding> make_encoding(const PositionConfig& position, const En
   for (std::string name; std::getline(text, name, '+');) {
     const auto* entry = std::find_if(table.begin(), table.end(), [&](const Entry& e) { return name == e.name; });
     if (entry == table.end())
-      fail(ExitCode::config, "position.kind = {}: no encoding is called {}; there are {}, joined by +", position.kind, name,
-           fmt::join(encoding_names(), ", "));
+      fail(ExitCode::config, "position.kind = {}: no encoding is called {}; there are {}, joined by +", position.kind,
+           name, fmt::join(encoding_names(), ", "));
     parts.push_back(entry->make(position, shape));
   }
   check_parts(parts, position.kind);

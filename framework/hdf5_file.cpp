@@ -146,6 +146,13 @@ hid_t access_properties() {
   return properties;
 }
 
+/// Creation properties of a file or a dataset: without dates, so that equal content makes equal files.
+hid_t creation_properties(hid_t kind) {
+  const hid_t properties = H5Pcreate(kind);
+  must(H5Pset_obj_track_times(properties, false));
+  return properties;
+}
+
 }  // namespace
 
 Hdf5File Hdf5File::create(const std::string& path) {
@@ -155,7 +162,8 @@ Hdf5File Hdf5File::create(const std::string& path) {
   state->created = true;
   const Lock lock;
   const Handle access(access_properties(), H5Pclose);
-  state->file = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access);
+  const Handle creation(creation_properties(H5P_FILE_CREATE), H5Pclose);
+  state->file = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation, access);
   if (state->file < 0) fail(ExitCode::io, "{}: cannot create as HDF5: {}", path, reason());
   return Hdf5File(std::move(state));
 }
@@ -324,8 +332,9 @@ void Hdf5File::write(const std::string& name, Hdf5Type type, const std::vector<s
   const std::vector<hsize_t> extents(shape.begin(), shape.end());
   const Lock lock;
   const Handle space(H5Screate_simple(int(extents.size()), extents.data(), nullptr), H5Sclose);
+  const Handle creation(creation_properties(H5P_DATASET_CREATE), H5Pclose);
   const Handle dataset(
-      H5Dcreate2(state_->file, name.c_str(), file_type(type), space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), H5Dclose);
+      H5Dcreate2(state_->file, name.c_str(), file_type(type), space, H5P_DEFAULT, creation, H5P_DEFAULT), H5Dclose);
   const bool empty = std::count(shape.begin(), shape.end(), 0) > 0;
   const bool written =
       dataset >= 0 && (empty || H5Dwrite(dataset, file_type(type), H5S_ALL, H5S_ALL, H5P_DEFAULT, data) >= 0);
@@ -404,7 +413,8 @@ void Hdf5File::set_text(const std::string& name, const std::string& value) {
                 state_->path, name, value.size());
   const Lock lock;
   const Handle type(H5Tcopy(H5T_C_S1), H5Tclose);
-  must(H5Tset_size(type, std::max<std::size_t>(value.size(), 1)));  // the library has no empty text: one NUL stands for it
+  must(H5Tset_size(type,
+                   std::max<std::size_t>(value.size(), 1)));  // the library has no empty text: one NUL stands for it
   must(H5Tset_strpad(type, H5T_STR_NULLPAD));
   must(H5Tset_cset(type, H5T_CSET_UTF8));
   set_attribute(state_->file, state_->path, name, type, value.c_str());

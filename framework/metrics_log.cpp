@@ -22,7 +22,8 @@ Json layer_json(const LayerStats& s) {
   Json out = Json::object();
   if (s.attention.gates > 0) out["mean_gate"] = s.attention.gate_sum / double(s.attention.gates);
   if (s.horizons > 0) out["horizon"] = s.horizon_sum / double(s.horizons);
-  if (s.horizons > 0 && s.attention.tiles > 0) out["saturated"] = double(s.attention.saturated_tiles) / double(s.attention.tiles);
+  if (s.horizons > 0 && s.attention.tiles > 0)
+    out["saturated"] = double(s.attention.saturated_tiles) / double(s.attention.tiles);
   if (s.z_count > 0) out["mean_z"] = s.z_sum / double(s.z_count);
   if (s.z_count > 0) out["max_z"] = s.z_max;
   return out;
@@ -49,11 +50,18 @@ std::int64_t peak_resident_memory() {
 
 std::vector<LayerStats> sum_over_ranks(parallel::Communicator& world, const std::vector<LayerStats>& mine) {
   constexpr std::int64_t columns = 8;
-  Tensor sums({std::int64_t(mine.size()), columns}, DType::f64, Device::ref), largest({std::int64_t(mine.size())}, DType::f64, Device::ref);
+  Tensor sums({std::int64_t(mine.size()), columns}, DType::f64, Device::ref),
+      largest({std::int64_t(mine.size())}, DType::f64, Device::ref);
   for (std::size_t i = 0; i < mine.size(); ++i) {
     const LayerStats& s = mine[i];
-    const double row[columns] = {s.attention.gate_sum, double(s.attention.gates), double(s.attention.tiles), double(s.attention.saturated_tiles),
-                                 s.horizon_sum,        double(s.horizons),        s.z_sum,                   double(s.z_count)};
+    const double row[columns] = {s.attention.gate_sum,
+                                 double(s.attention.gates),
+                                 double(s.attention.tiles),
+                                 double(s.attention.saturated_tiles),
+                                 s.horizon_sum,
+                                 double(s.horizons),
+                                 s.z_sum,
+                                 double(s.z_count)};
     std::copy_n(row, columns, sums.as<double>() + i * columns);
     largest.as<double>()[i] = s.z_max;
   }
@@ -99,15 +107,23 @@ MetricsLog::~MetricsLog() {
 }
 
 void MetricsLog::write(const StepMetrics& m) {
-  Json out = {{"step", m.step}, {"loss", m.loss}, {"gradient_norm", m.gradient_norm}, {"learning_rate", m.learning_rate},
-              {"counted_tokens", m.counted_tokens}, {"tokens", m.tokens}, {"seconds", m.seconds},
-              {"tokens_per_second", m.seconds > 0 ? double(m.tokens) / m.seconds : 0}, {"memory", m.memory}, {"samples", m.samples}};
+  Json out = {{"step", m.step},
+              {"loss", m.loss},
+              {"gradient_norm", m.gradient_norm},
+              {"learning_rate", m.learning_rate},
+              {"counted_tokens", m.counted_tokens},
+              {"tokens", m.tokens},
+              {"seconds", m.seconds},
+              {"tokens_per_second", m.seconds > 0 ? double(m.tokens) / m.seconds : 0},
+              {"memory", m.memory},
+              {"samples", m.samples}};
   if (m.validation_loss >= 0) out["validation_loss"] = m.validation_loss;
   Json layers = Json::array();
   for (const LayerStats& layer : m.layers) layers.push_back(layer_json(layer));
   out["layers"] = layers;
   const std::string line = out.dump() + "\n";
-  if (std::fputs(line.c_str(), file_) < 0 || std::fflush(file_) != 0) fail(ExitCode::io, "{}: cannot be written: is the disk full?", path_);
+  if (std::fputs(line.c_str(), file_) < 0 || std::fflush(file_) != 0)
+    fail(ExitCode::io, "{}: cannot be written: is the disk full?", path_);
   show_progress(m);
 }
 
@@ -119,9 +135,10 @@ void MetricsLog::show_progress(const StepMetrics& m) {
   // A terminal gets one line that is written over; a log file gets a line every 10 s.
   if (!terminal_ && !last && m.step != 1 && now - last_shown_ < 10) return;
   last_shown_ = now;
-  std::string line = fmt::format("step {}/{}  loss {:.4f}  norm {:.3f}  lr {:.2e}  {:.0f} tok/s  {:.0f} MiB  ETA {}", m.step, steps_, m.loss,
-                                 m.gradient_norm, m.learning_rate, typical > 0 ? double(m.tokens) / typical : 0.0, double(m.memory) / (1 << 20),
-                                 duration_text(double(steps_ - m.step) * typical));
+  std::string line =
+      fmt::format("step {}/{}  loss {:.4f}  norm {:.3f}  lr {:.2e}  {:.0f} tok/s  {:.0f} MiB  ETA {}", m.step, steps_,
+                  m.loss, m.gradient_norm, m.learning_rate, typical > 0 ? double(m.tokens) / typical : 0.0,
+                  double(m.memory) / (1 << 20), duration_text(double(steps_ - m.step) * typical));
   if (m.validation_loss >= 0) line += fmt::format("  validation {:.4f}", m.validation_loss);
   fmt::print("{}{}{}", terminal_ ? "\r\033[K" : "", line, terminal_ && !last ? "" : "\n");
   std::fflush(stdout);

@@ -12,15 +12,15 @@
 namespace capstan::framework {
 
 struct StepMetrics {
-  std::int64_t step = 0;         ///< 1-based: after this many updates
-  double loss = 0;               ///< mean NLL of the step's counted tokens
+  std::int64_t step = 0;  ///< 1-based: after this many updates
+  double loss = 0;        ///< mean NLL of the step's counted tokens
   double gradient_norm = 0, learning_rate = 0;
   std::int64_t counted_tokens = 0, tokens = 0;
   double seconds = 0;
-  std::int64_t memory = 0;       ///< largest peak resident memory of a process so far, bytes
+  std::int64_t memory = 0;  ///< largest peak resident memory of a process so far, bytes
   std::vector<std::string> samples;
   std::vector<LayerStats> layers;
-  double validation_loss = -1;   ///< below 0: not measured at this step
+  double validation_loss = -1;  ///< below 0: not measured at this step
 };
 
 /// Peak resident memory of this process, bytes.

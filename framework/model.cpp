@@ -16,12 +16,14 @@ void resolve_sizes(ModelConfig& model, PositionConfig& position) {
 
 Model::Model(const ModelConfig& config, const PositionConfig& position)
     : config_(config), position_(position),
-      encoding_(make_encoding(position, {config.layers, config.hidden_size, config.heads, config.kv_heads, config.head_size, position.original_length})),
+      encoding_(make_encoding(position, {config.layers, config.hidden_size, config.heads, config.kv_heads,
+                                         config.head_size, position.original_length})),
       embed_(parameters_.declare("model.embed_tokens.weight", {config.vocabulary, config.hidden_size}, Init::normal)) {
   CAPSTAN_CHECK(config.vocabulary > 0 && config.kv_heads > 0 && config.head_size > 0, "sizes are not resolved");
   for (int layer = 0; layer < config.layers; ++layer) blocks_.emplace_back(config, layer, *encoding_, parameters_);
   norm_ = &parameters_.declare("model.norm.weight", {config.hidden_size}, Init::one);
-  if (!config.tied) lm_head_ = &parameters_.declare("lm_head.weight", {config.vocabulary, config.hidden_size}, Init::normal);
+  if (!config.tied)
+    lm_head_ = &parameters_.declare("lm_head.weight", {config.vocabulary, config.hidden_size}, Init::normal);
   encoding_->declare(parameters_);
 }
 
@@ -32,11 +34,13 @@ Tensor Model::embed(const View& tokens) {
   return x;
 }
 
-Pass Model::forward(const parallel::Ring& ring, const Batch& batch, std::int64_t tile, Keep keep, std::vector<LayerStats>* stats) {
+Pass Model::forward(const parallel::Ring& ring, const Batch& batch, std::int64_t tile, Keep keep,
+                    std::vector<LayerStats>* stats) {
   const DType type = embed_.value.type();
   const Device device = embed_.value.device();
   Pass pass;
-  const Attend attend = [&ring](int, const parallel::RingInputs& in, const kernels::AttentionSettings& settings, kernels::AttentionStats* counts) {
+  const Attend attend = [&ring](int, const parallel::RingInputs& in, const kernels::AttentionSettings& settings,
+                                kernels::AttentionStats* counts) {
     return ring_attention_forward(ring, in, settings, counts);
   };
   pass.context = {batch.sequences(), batch.tokens.shape()[1], batch.rows(), attend, &ring, tile};
@@ -46,7 +50,8 @@ Pass Model::forward(const parallel::Ring& ring, const Batch& batch, std::int64_t
   pass.blocks.resize(blocks_.size());
   if (stats) stats->resize(blocks_.size());
   for (std::size_t layer = 0; layer < blocks_.size(); ++layer) {
-    BlockOutput out = blocks_[layer].forward(pass.context, std::move(x), std::move(z), keep, pass.blocks[layer], stats ? &(*stats)[layer] : nullptr);
+    BlockOutput out = blocks_[layer].forward(pass.context, std::move(x), std::move(z), keep, pass.blocks[layer],
+                                             stats ? &(*stats)[layer] : nullptr);
     x = std::move(out.x);
     z = std::move(out.z);
   }
@@ -65,8 +70,10 @@ Pass Model::forward(const parallel::Ring& ring, const Batch& batch, std::int64_t
 void Model::backward(const parallel::Ring&, const Batch& batch, Pass& pass) {
   const std::int64_t n = pass.xn.shape()[0];
   Tensor dxn = zeros_like(pass.xn), dx = zeros_like(pass.xn), dz;
-  kernels::cross_entropy_backward(dxn, output().grad, pass.lse, pass.xn, output().value, batch.targets.view().reshape({n}));
-  kernels::rmsnorm_backward(dx, norm_->grad, dxn, pass.x_last, norm_->value, config_.norm_eps, kernels::Into::overwrite);
+  kernels::cross_entropy_backward(dxn, output().grad, pass.lse, pass.xn, output().value,
+                                  batch.targets.view().reshape({n}));
+  kernels::rmsnorm_backward(dx, norm_->grad, dxn, pass.x_last, norm_->value, config_.norm_eps,
+                            kernels::Into::overwrite);
   for (std::size_t layer = blocks_.size(); layer-- > 0;) {
     blocks_[layer].backward(pass.context, dx, dz, pass.blocks[layer]);
     pass.blocks[layer] = {};

@@ -10,10 +10,10 @@ namespace capstan::framework {
 
 /// The local shard of B sequences of the same length. T = layout.local_tokens(rank).
 struct Batch {
-  std::int64_t length = 0;  ///< S, tokens of each whole sequence
+  std::int64_t length = 0;           ///< S, tokens of each whole sequence
   std::int64_t declared_length = 0;  ///< total length for scalings that depend on it; 0: length
-  Tensor tokens;            // [B, T] i32
-  Tensor targets;           // [B, T] i32, -1 counts nothing
+  Tensor tokens;                     // [B, T] i32
+  Tensor targets;                    // [B, T] i32, -1 counts nothing
   Tensor index, position, document;  // [B, T] i64
   std::int64_t sequences() const { return tokens.shape()[0]; }
   TokenRows rows() const { return {index, position, document}; }
@@ -22,9 +22,9 @@ struct Batch {
 /// A forward pass: its loss terms and what backward needs.
 struct Pass {
   SequenceContext context;
-  Tensor x_last;                 // [N, C] after the last block
-  Tensor xn;                     // [N, C] after the final norm
-  Tensor nll, lse;               // [N] f64 per local token; nll is 0 where nothing counts
+  Tensor x_last;    // [N, C] after the last block
+  Tensor xn;        // [N, C] after the final norm
+  Tensor nll, lse;  // [N] f64 per local token; nll is 0 where nothing counts
   std::vector<BlockSaved> blocks;
 };
 
@@ -41,7 +41,8 @@ class Model {
   Encoding& encoding() { return *encoding_; }
 
   /// Loss terms of the local tokens. stats: one entry per layer, or null.
-  Pass forward(const parallel::Ring& ring, const Batch& batch, std::int64_t tile, Keep keep, std::vector<LayerStats>* stats = nullptr);
+  Pass forward(const parallel::Ring& ring, const Batch& batch, std::int64_t tile, Keep keep,
+               std::vector<LayerStats>* stats = nullptr);
   /// Adds the gradient of the *sum* of all nll to the parameters' gradients.
   void backward(const parallel::Ring& ring, const Batch& batch, Pass& pass);
 

@@ -11,7 +11,8 @@
 namespace capstan::framework {
 
 Optimizer::Optimizer(const OptimizerConfig& config, Parameters& parameters, parallel::Communicator& world)
-    : config_(config), parameters_(parameters), world_(world), shard_(shard_range(parameters.trainable_elements(), world.rank(), world.size())),
+    : config_(config), parameters_(parameters), world_(world),
+      shard_(shard_range(parameters.trainable_elements(), world.rank(), world.size())),
       piece_(parameters.trainable_values().elements() / world.size()) {
   const View& values = parameters.trainable_values();
   gradient_ = Tensor({piece_}, values.type(), values.device());
@@ -27,7 +28,9 @@ double Optimizer::step(double learning_rate, std::int64_t counted) {
   kernels::scale(gradient_, 1.0 / double(counted));
   const double norm = std::sqrt(world_.all_reduce(kernels::sum_of_squares(gradient_)));
   if (!std::isfinite(norm))
-    fail(ExitCode::internal, "the gradient norm of update {} is {}: nothing was updated; lower optimizer.lr or look at the data of this step",
+    fail(ExitCode::internal,
+         "the gradient norm of update {} is {}: nothing was updated; lower optimizer.lr or look at the data of this "
+         "step",
          updates_ + 1, norm);
   if (config_.clip > 0 && norm > config_.clip) kernels::scale(gradient_, config_.clip / norm);
   ++updates_;
@@ -41,15 +44,16 @@ double Optimizer::step(double learning_rate, std::int64_t counted) {
 void Optimizer::update_shard(double learning_rate, const View& gradient) {
   for (const Parameter& p : parameters_.all()) {
     if (!p.trainable) continue;
-    const std::int64_t begin = std::max(p.offset, shard_.begin), end = std::min(p.offset + p.shape.elements(), shard_.end);
+    const std::int64_t begin = std::max(p.offset, shard_.begin),
+                       end = std::min(p.offset + p.shape.elements(), shard_.end);
     if (begin >= end) continue;
     const View w = parameters_.trainable_values().rows(begin, end);
     const auto local = [&](const View& x) { return x.rows(begin - shard_.begin, end - shard_.begin); };
     if (config_.kind == "adamw")
-      kernels::adamw_step(w, local(m_), local(v_), local(gradient),
-                          {learning_rate, config_.beta1, config_.beta2, config_.eps, p.decay ? config_.weight_decay : 0.0, updates_});
-    else
-      kernels::sgd_step(w, local(gradient), learning_rate);
+      kernels::adamw_step(
+          w, local(m_), local(v_), local(gradient),
+          {learning_rate, config_.beta1, config_.beta2, config_.eps, p.decay ? config_.weight_decay : 0.0, updates_});
+    else kernels::sgd_step(w, local(gradient), learning_rate);
   }
 }
 

@@ -20,8 +20,8 @@ Parameter& Parameters::declare(const std::string& name, Shape shape, Init init) 
   return all_.back();
 }
 
-void Parameters::allocate(Device device, DType type, bool with_gradients, const std::function<bool(const std::string&)>& trainable,
-                          int ranks) {
+void Parameters::allocate(Device device, DType type, bool with_gradients,
+                          const std::function<bool(const std::string&)>& trainable, int ranks) {
   std::int64_t frozen_elements = 0;
   trainable_elements_ = 0;
   for (Parameter& p : all_) {
@@ -48,7 +48,9 @@ void Parameters::initialise(std::uint64_t seed, double std_deviation) {
       Real* value = p.value.as<Real>();
       const std::uint64_t stream = stream_of(p.name);
       for (std::int64_t i = 0; i < p.value.elements(); ++i)
-        value[i] = p.init == Init::zero ? Real(0) : p.init == Init::one ? Real(1) : Real(std_deviation * random_normal(seed, stream, std::uint64_t(i)));
+        value[i] = p.init == Init::zero  ? Real(0)
+                   : p.init == Init::one ? Real(1)
+                                         : Real(std_deviation * random_normal(seed, stream, std::uint64_t(i)));
     });
 }
 

@@ -39,7 +39,8 @@ class Parameters {
   Parameter& declare(const std::string& name, Shape shape, Init init);
   /// Decides what is trainable and allocates. Gradients exist only if `with_gradients`. The trainable buffers are padded with
   /// zeros so that `ranks` even shards (shard_range) cover them.
-  void allocate(Device device, DType type, bool with_gradients, const std::function<bool(const std::string&)>& trainable, int ranks = 1);
+  void allocate(Device device, DType type, bool with_gradients,
+                const std::function<bool(const std::string&)>& trainable, int ranks = 1);
   /// Fills every value from its rule: a pure function of (seed, name, element).
   void initialise(std::uint64_t seed, double std_deviation);
 
@@ -62,7 +63,9 @@ class Parameters {
 bool matches_any(const std::string& name, const std::string& patterns);
 
 /// Elements of the trainable buffer that rank `rank` of `ranks` updates: [begin, end), even pieces, the last ones may be short or empty.
-struct ShardRange { std::int64_t begin, end; };
+struct ShardRange {
+  std::int64_t begin, end;
+};
 ShardRange shard_range(std::int64_t elements, int rank, int ranks);
 
 }  // namespace capstan::framework

@@ -18,10 +18,11 @@ struct MemoryLine {
 struct Plan {
   int ranks = 1, data = 1, ring = 1;
   std::int64_t parameters = 0, trainable = 0;
-  std::vector<std::int64_t> local_tokens;   ///< per ring rank
+  std::vector<std::int64_t> local_tokens;  ///< per ring rank
   std::string schedule;
   std::int64_t forward_slots = 0, backward_slots = 0;
-  std::int64_t bytes_per_hop_forward = 0, bytes_per_hop_backward = 0;  ///< of the largest chunk, one layer, one micro-batch
+  std::int64_t bytes_per_hop_forward = 0,
+               bytes_per_hop_backward = 0;  ///< of the largest chunk, one layer, one micro-batch
   std::int64_t forward_bytes_per_rank = 0;  ///< most that a rank sends per layer and micro-batch
   std::vector<MemoryLine> memory;           ///< of the fullest rank
   std::int64_t memory_total() const;

@@ -15,7 +15,8 @@ using PhiloxBlock = std::array<std::uint32_t, 4>;
 inline PhiloxBlock philox(PhiloxBlock counter, std::array<std::uint32_t, 2> key) {
   for (int round = 0; round < 10; ++round) {
     const std::uint64_t a = std::uint64_t(0xD2511F53u) * counter[0], b = std::uint64_t(0xCD9E8D57u) * counter[2];
-    counter = {std::uint32_t(b >> 32) ^ counter[1] ^ key[0], std::uint32_t(b), std::uint32_t(a >> 32) ^ counter[3] ^ key[1], std::uint32_t(a)};
+    counter = {std::uint32_t(b >> 32) ^ counter[1] ^ key[0], std::uint32_t(b),
+               std::uint32_t(a >> 32) ^ counter[3] ^ key[1], std::uint32_t(a)};
     key[0] += 0x9E3779B9u;
     key[1] += 0xBB67AE85u;
   }
@@ -31,8 +32,9 @@ constexpr std::uint64_t stream_of(std::string_view name) {
 
 /// 64 random bits.
 inline std::uint64_t random_bits(std::uint64_t seed, std::uint64_t stream, std::uint64_t counter) {
-  const PhiloxBlock out = philox({std::uint32_t(counter), std::uint32_t(counter >> 32), std::uint32_t(stream), std::uint32_t(stream >> 32)},
-                                 {std::uint32_t(seed), std::uint32_t(seed >> 32)});
+  const PhiloxBlock out =
+      philox({std::uint32_t(counter), std::uint32_t(counter >> 32), std::uint32_t(stream), std::uint32_t(stream >> 32)},
+             {std::uint32_t(seed), std::uint32_t(seed >> 32)});
   return std::uint64_t(out[1]) << 32 | out[0];
 }
 

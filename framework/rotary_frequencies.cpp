@@ -12,7 +12,8 @@ constexpr double pi = std::numbers::pi;
 
 std::vector<double> plain(double theta, std::int64_t head_size) {
   std::vector<double> frequency;
-  for (std::int64_t f = 0; f < head_size / 2; ++f) frequency.push_back(std::pow(theta, -2.0 * double(f) / double(head_size)));
+  for (std::int64_t f = 0; f < head_size / 2; ++f)
+    frequency.push_back(std::pow(theta, -2.0 * double(f) / double(head_size)));
   return frequency;
 }
 
@@ -51,7 +52,8 @@ void scale_llama3(RotaryFrequencies& out, const PositionConfig& p, double length
 
 }  // namespace
 
-RotaryFrequencies rotary_frequencies(const PositionConfig& p, std::int64_t head_size, std::int64_t original_length, std::int64_t total_length) {
+RotaryFrequencies rotary_frequencies(const PositionConfig& p, std::int64_t head_size, std::int64_t original_length,
+                                     std::int64_t total_length) {
   RotaryFrequencies out;
   out.frequency = plain(p.theta, head_size);
   const double original = double(original_length), total = double(total_length);
@@ -60,7 +62,8 @@ RotaryFrequencies rotary_frequencies(const PositionConfig& p, std::int64_t head_
   } else if (p.scaling == "ntk") {
     out.frequency = plain(ntk_theta(p.theta, p.factor, head_size), head_size);
   } else if (p.scaling == "dynamic") {
-    if (total > original) out.frequency = plain(ntk_theta(p.theta, p.factor * total / original - (p.factor - 1), head_size), head_size);
+    if (total > original)
+      out.frequency = plain(ntk_theta(p.theta, p.factor * total / original - (p.factor - 1), head_size), head_size);
   } else if (p.scaling == "yarn") {
     scale_yarn(out, p, head_size, original);
   } else if (p.scaling == "llama3") {

@@ -19,6 +19,7 @@ struct RotaryFrequencies {
 ///   dynamic  as ntk with s' = s L/L0 - (s - 1) once L > L0      (arXiv 2309.00071 §3.3; Hugging Face's formula)
 ///   yarn     per f between frequency and frequency / s by how often it turns in L0 (arXiv 2309.00071 §3.2-3.4), amplitude 0.1 ln s + 1
 ///   llama3   wavelengths above L0/low divided by s, below L0/high kept, between blended (Llama 3.1's published rule)
-RotaryFrequencies rotary_frequencies(const PositionConfig& position, std::int64_t head_size, std::int64_t original_length, std::int64_t total_length);
+RotaryFrequencies rotary_frequencies(const PositionConfig& position, std::int64_t head_size,
+                                     std::int64_t original_length, std::int64_t total_length);
 
 }  // namespace capstan::framework

@@ -14,17 +14,23 @@ struct Factors {
   float rate;          ///< lr / (1 - β1ᵗ)
   float root;          ///< 1 / sqrt(1 - β2ᵗ)
   float eps;
-  float decay;         ///< lr weight_decay
+  float decay;  ///< lr weight_decay
 };
 
 Factors factors_of(const AdamW& s) {
   const auto f32 = [](double value) { return static_cast<float>(value); };
-  return {f32(s.beta1), f32(1 - s.beta1), f32(s.beta2), f32(1 - s.beta2), f32(s.lr / (1 - std::pow(s.beta1, s.step))),
-          f32(1 / std::sqrt(1 - std::pow(s.beta2, s.step))), f32(s.eps), f32(s.lr * s.weight_decay)};
+  return {f32(s.beta1),
+          f32(1 - s.beta1),
+          f32(s.beta2),
+          f32(1 - s.beta2),
+          f32(s.lr / (1 - std::pow(s.beta1, s.step))),
+          f32(1 / std::sqrt(1 - std::pow(s.beta2, s.step))),
+          f32(s.eps),
+          f32(s.lr * s.weight_decay)};
 }
 
-[[gnu::always_inline]] inline void update(float* __restrict w, float* __restrict m, float* __restrict v, const float* __restrict g,
-                                          std::int64_t n, const Factors f) {
+[[gnu::always_inline]] inline void update(float* __restrict w, float* __restrict m, float* __restrict v,
+                                          const float* __restrict g, std::int64_t n, const Factors f) {
   for (std::int64_t i = 0; i < n; ++i) {
     // m = β1 m + (1-β1) g;  v = β2 v + (1-β2) g²
     m[i] = f.keep1 * m[i] + f.take1 * g[i];

@@ -34,7 +34,8 @@ void adamw_step(const View& w, const View& m, const View& v, const View& g, cons
       M = static_cast<Real>(beta1 * static_cast<double>(M) + (1 - beta1) * G);
       V = static_cast<Real>(beta2 * static_cast<double>(V) + (1 - beta2) * G * G);
       // w -= lr (m̂ / (sqrt(v̂) + eps) + weight_decay w)
-      const double direction = static_cast<double>(M) / correction1 / (std::sqrt(static_cast<double>(V) / correction2) + eps);
+      const double direction =
+          static_cast<double>(M) / correction1 / (std::sqrt(static_cast<double>(V) / correction2) + eps);
       W = static_cast<Real>(static_cast<double>(W) - lr * (direction + weight_decay * static_cast<double>(W)));
     }
   });
@@ -44,7 +45,8 @@ void sgd_step(const View& w, const View& g, double lr) {
   with_real(w.type(), [&](auto real) {
     using Real = decltype(real);
     for (std::int64_t i = 0; i < w.elements(); ++i)
-      w.as<Real>()[i] = static_cast<Real>(static_cast<double>(w.as<Real>()[i]) - lr * static_cast<double>(g.as<Real>()[i]));
+      w.as<Real>()[i] =
+          static_cast<Real>(static_cast<double>(w.as<Real>()[i]) - lr * static_cast<double>(g.as<Real>()[i]));
   });
 }
 

@@ -29,17 +29,16 @@ class Error : public std::runtime_error {
 };
 
 /// Throws Error: one line that says what, where, what is allowed, and what to do.
-template <class... Args>
-[[noreturn]] void fail(ExitCode code, fmt::format_string<Args...> text, Args&&... args) {
+template <class... Args> [[noreturn]] void fail(ExitCode code, fmt::format_string<Args...> text, Args&&... args) {
   throw Error(code, fmt::format(text, std::forward<Args>(args)...));
 }
 
 }  // namespace capstan
 
 /// Guards an assumption of the code itself. Always on. Prints the condition, the place, and the values in the message.
-#define CAPSTAN_CHECK(condition, ...)                                                                              \
-  do {                                                                                                             \
-    if (!(condition))                                                                                              \
+#define CAPSTAN_CHECK(condition, ...)                                                                               \
+  do {                                                                                                              \
+    if (!(condition))                                                                                               \
       ::capstan::fail(::capstan::ExitCode::internal, "{}:{}: {} does not hold: {}", __FILE__, __LINE__, #condition, \
-                      ::fmt::format(__VA_ARGS__));                                                                 \
+                      ::fmt::format(__VA_ARGS__));                                                                  \
   } while (false)

@@ -14,7 +14,8 @@ constexpr std::int64_t cross_entropy_chunk = 256;
 void cross_entropy_forward(const View& nll, const View& lse, const View& x, const View& w, const View& targets);
 /// dlogit = exp(logit - lse) - 1{v = target};  dx = dlogit w;  dw += dlogitᵀ x.
 /// dx [T, C] overwrites; dw [V, C] adds to, or absent (frozen); the rest as in forward. Logits are computed again per chunk.
-void cross_entropy_backward(const View& dx, const View& dw, const View& lse, const View& x, const View& w, const View& targets);
+void cross_entropy_backward(const View& dx, const View& dw, const View& lse, const View& x, const View& w,
+                            const View& targets);
 
 // The device entries behind these; arguments are checked before.
 namespace ref {

@@ -16,9 +16,9 @@ namespace {
   double sum = 0;
   for (std::int64_t begin = 0; begin < V; begin += block) {
     const float* const B = logit + begin;
-    sum += static_cast<double>(lane_sum(std::min(block, V - begin), [=](std::int64_t v) __attribute__((always_inline)) {
-      return fast_exp(B[v] - largest);
-    }));
+    sum += static_cast<double>(lane_sum(
+        std::min(block, V - begin), [=](std::int64_t v)
+                                        __attribute__((always_inline)) { return fast_exp(B[v] - largest); }));
   }
   return sum;
 }
@@ -26,7 +26,7 @@ namespace {
 /// lse of one row [V].
 double log_sum_exp(const float* logit, std::int64_t V) {
   double lse = 0;
-  on_best_isa([=, &lse]() __attribute__((always_inline)) {
+  on_best_isa([ =, &lse ]() __attribute__((always_inline)) {
     const float largest = lane_max(logit, V);
     lse = static_cast<double>(largest) + std::log(sum_exp(logit, largest, V));
   });
@@ -49,8 +49,7 @@ std::int32_t target_of(const View& targets, std::int64_t t, std::int64_t V) {
 }
 
 /// Calls work(begin, end, logits) for the chunks of rows, logits [end - begin, V] = x wᵀ being the work's to change.
-template <class Work>
-void for_each_chunk(const View& x, const View& w, Work work) {
+template <class Work> void for_each_chunk(const View& x, const View& w, Work work) {
   const std::int64_t T = x.dim(0), V = w.dim(0);
   const Tensor memory({std::min(T, cross_entropy_chunk), V}, DType::f32, Device::cpu);
   for (std::int64_t begin = 0; begin < T; begin += cross_entropy_chunk) {
@@ -78,7 +77,8 @@ void cross_entropy_forward(const View& nll, const View& lse, const View& x, cons
 }
 
 // Of nll_t = lse_t - logit[t, target_t], logit = x wᵀ:  dlogit = exp(logit - lse) - 1{v = target};  dx = dlogit w;  dw += dlogitᵀ x
-void cross_entropy_backward(const View& dx, const View& dw, const View& lse, const View& x, const View& w, const View& targets) {
+void cross_entropy_backward(const View& dx, const View& dw, const View& lse, const View& x, const View& w,
+                            const View& targets) {
   const std::int64_t V = w.dim(0);
   for_each_chunk(x, w, [&](std::int64_t begin, std::int64_t end, const View& logits) {
     for (std::int64_t t = begin; t < end; ++t) {

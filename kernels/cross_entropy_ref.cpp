@@ -27,7 +27,8 @@ void cross_entropy_forward(const View& nll, const View& lse, const View& x, cons
   pick(x, ref::cross_entropy_forward, cpu::cross_entropy_forward)(nll, lse, x, w, targets);
 }
 
-void cross_entropy_backward(const View& dx, const View& dw, const View& lse, const View& x, const View& w, const View& targets) {
+void cross_entropy_backward(const View& dx, const View& dw, const View& lse, const View& x, const View& w,
+                            const View& targets) {
   const Operands operands("cross_entropy_backward", x);
   check_rows(operands, lse, x, w, targets);
   operands.check("dx", dx, x.shape());
@@ -46,8 +47,7 @@ std::int32_t target_of(const View& targets, std::int64_t t, std::int64_t V) {
 }
 
 /// logit[v] = x[t] · w[v]
-template <class Real>
-std::vector<double> logits_of(const View& x, const View& w, std::int64_t t) {
+template <class Real> std::vector<double> logits_of(const View& x, const View& w, std::int64_t t) {
   const std::int64_t C = x.dim(1), V = w.dim(0);
   std::vector<double> logit(static_cast<std::size_t>(V));
   for (std::int64_t v = 0; v < V; ++v)
@@ -80,28 +80,32 @@ void cross_entropy_forward(const View& nll, const View& lse, const View& x, cons
 }
 
 // Of nll_t = lse_t - logit[t, target_t], logit = x wᵀ:  dlogit = exp(logit - lse) - 1{v = target};  dx = dlogit w;  dw += dlogitᵀ x
-void cross_entropy_backward(const View& dx, const View& dw, const View& lse, const View& x, const View& w, const View& targets) {
+void cross_entropy_backward(const View& dx, const View& dw, const View& lse, const View& x, const View& w,
+                            const View& targets) {
   with_real(x.type(), [&](auto real) {
     using Real = decltype(real);
     const std::int64_t T = x.dim(0), C = x.dim(1), V = w.dim(0);
     std::vector<double> sum(static_cast<std::size_t>(dw ? V * C : 0));  // [V, C]
     for (std::int64_t t = 0; t < T; ++t) {
       const std::int32_t target = target_of(targets, t, V);
-      std::vector<double> row(static_cast<std::size_t>(C));  // [C]
+      std::vector<double> row(static_cast<std::size_t>(C));   // [C]
       std::vector<double> dlogit = logits_of<Real>(x, w, t);  // [V]
       for (double& value : dlogit) value = target < 0 ? 0 : std::exp(value - lse.as<double>()[t]);
       if (target >= 0) dlogit[static_cast<std::size_t>(target)] -= 1;
       for (std::int64_t v = 0; v < V; ++v) {
         for (std::int64_t c = 0; c < C; ++c) {
-          row[static_cast<std::size_t>(c)] += dlogit[static_cast<std::size_t>(v)] * static_cast<double>(w.as<Real>()[v * C + c]);
+          row[static_cast<std::size_t>(c)] +=
+              dlogit[static_cast<std::size_t>(v)] * static_cast<double>(w.as<Real>()[v * C + c]);
           if (dw)
             sum[static_cast<std::size_t>(v * C + c)] +=
                 dlogit[static_cast<std::size_t>(v)] * static_cast<double>(x.as<Real>()[t * C + c]);
         }
       }
-      std::transform(row.begin(), row.end(), dx.as<Real>() + t * C, [](double value) { return static_cast<Real>(value); });
+      std::transform(row.begin(), row.end(), dx.as<Real>() + t * C,
+                     [](double value) { return static_cast<Real>(value); });
     }
-    for (std::size_t i = 0; i < sum.size(); ++i) dw.as<Real>()[i] = static_cast<Real>(static_cast<double>(dw.as<Real>()[i]) + sum[i]);
+    for (std::size_t i = 0; i < sum.size(); ++i)
+      dw.as<Real>()[i] = static_cast<Real>(static_cast<double>(dw.as<Real>()[i]) + sum[i]);
   });
 }
 

@@ -8,10 +8,7 @@ namespace capstan::kernels {
 namespace {
 // Proves at build time that nvcc compiles device code of our standard for every architecture that is asked for.
 template <class T>
-  requires(sizeof(T) <= 8)
-__global__ void probe(T* out) {
-  out[threadIdx.x] = T(threadIdx.x);
-}
+requires(sizeof(T) <= 8) __global__ void probe(T* out) { out[threadIdx.x] = T(threadIdx.x); }
 template __global__ void probe<float>(float*);
 }  // namespace
 

@@ -56,9 +56,10 @@ bool all_finite(const View& x) {
   const std::int64_t n = x.elements();
   const float* const X = x.as<float>();
   std::uint32_t bad = 0;
-  on_best_isa([=, &bad]() __attribute__((always_inline)) {
+  on_best_isa([ =, &bad ]() __attribute__((always_inline)) {
     std::uint32_t found = 0;
-    for (std::int64_t i = 0; i < n; ++i) found |= static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(X[i]) & exponent) == exponent);
+    for (std::int64_t i = 0; i < n; ++i)
+      found |= static_cast<std::uint32_t>((std::bit_cast<std::uint32_t>(X[i]) & exponent) == exponent);
     bad = found;
   });
   return bad == 0;

@@ -24,8 +24,8 @@ void check_columns(const View& part, const View& whole, std::int64_t begin) {
                 name_of(part.type()), name_of(part.device()), name_of(whole.type()), name_of(whole.device()));
   bool same_rows = part.shape().rank() == whole.shape().rank() && part.shape().rank() > 0;
   for (int axis = 0; same_rows && axis + 1 < part.shape().rank(); ++axis) same_rows = part.dim(axis) == whole.dim(axis);
-  CAPSTAN_CHECK(same_rows && begin >= 0 && part.dim(-1) <= whole.dim(-1) - begin, "columns {} of {} from {}", part.shape().text(),
-                whole.shape().text(), begin);
+  CAPSTAN_CHECK(same_rows && begin >= 0 && part.dim(-1) <= whole.dim(-1) - begin, "columns {} of {} from {}",
+                part.shape().text(), whole.shape().text(), begin);
 }
 
 }  // namespace
@@ -103,15 +103,15 @@ void group_spread(const View& x, const View& y, double factor) {
     using Real = decltype(real);
     const std::int64_t TH = x.dim(0) * x.dim(1), group = x.dim(1) / y.dim(1), D = x.dim(2);
     for (std::int64_t th = 0; th < TH; ++th)
-      for (std::int64_t d = 0; d < D; ++d) x.as<Real>()[th * D + d] = static_cast<Real>(factor) * y.as<Real>()[th / group * D + d];
+      for (std::int64_t d = 0; d < D; ++d)
+        x.as<Real>()[th * D + d] = static_cast<Real>(factor) * y.as<Real>()[th / group * D + d];
   });
 }
 
 namespace {
 
 /// Calls move(part_row, whole_columns, bytes) for each row.
-template <class Move>
-void for_each_row(const View& part, const View& whole, std::int64_t begin, Move move) {
+template <class Move> void for_each_row(const View& part, const View& whole, std::int64_t begin, Move move) {
   if (part.elements() == 0) return;
   const std::int64_t size = size_of(part.type()), width = part.dim(-1) * size, pitch = whole.dim(-1) * size;
   char* at_part = static_cast<char*>(part.data());

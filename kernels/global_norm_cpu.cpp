@@ -12,12 +12,13 @@ double sum_of_squares(const View& x) {
   const std::int64_t n = x.elements();
   const float* const X = x.as<float>();
   double sum = 0;
-  on_best_isa([=, &sum]() __attribute__((always_inline)) {
+  on_best_isa([ =, &sum ]() __attribute__((always_inline)) {
     for (std::int64_t begin = 0; begin < n; begin += block) {
       const float* const B = X + begin;
-      sum += lane_sum<double>(std::min(block, n - begin), [=](std::int64_t i) __attribute__((always_inline)) {
-        return static_cast<double>(B[i]) * static_cast<double>(B[i]);
-      });
+      sum += lane_sum<double>(
+          std::min(block, n - begin), [=](std::int64_t i) __attribute__((always_inline)) {
+            return static_cast<double>(B[i]) * static_cast<double>(B[i]);
+          });
     }
   });
   return sum;

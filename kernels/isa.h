@@ -17,29 +17,18 @@ enum class Isa : std::uint8_t { avx512, avx2, portable };
 Isa best_isa();
 std::string name_of(Isa isa);
 
-template <class Body>
-[[gnu::target("arch=x86-64-v4,prefer-vector-width=512")]] void run_avx512(const Body& body) {
+template <class Body> [[gnu::target("arch=x86-64-v4,prefer-vector-width=512")]] void run_avx512(const Body& body) {
   body();
 }
-template <class Body>
-[[gnu::target("arch=x86-64-v3")]] void run_avx2(const Body& body) {
-  body();
-}
-template <class Body>
-void run_portable(const Body& body) {
-  body();
-}
+template <class Body> [[gnu::target("arch=x86-64-v3")]] void run_avx2(const Body& body) { body(); }
+template <class Body> void run_portable(const Body& body) { body(); }
 
-template <class Body>
-void on_isa(Isa isa, const Body& body) {
+template <class Body> void on_isa(Isa isa, const Body& body) {
   if (isa == Isa::avx512) return run_avx512(body);
   if (isa == Isa::avx2) return run_avx2(body);
   run_portable(body);
 }
 
-template <class Body>
-void on_best_isa(const Body& body) {
-  on_isa(best_isa(), body);
-}
+template <class Body> void on_best_isa(const Body& body) { on_isa(best_isa(), body); }
 
 }  // namespace capstan::kernels

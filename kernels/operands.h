@@ -10,7 +10,8 @@ namespace capstan::kernels {
 /// The operands of one call. The first names the device and the floating-point type; the others must agree with it.
 class Operands {
  public:
-  Operands(std::string_view operation, const View& first) : operation_(operation), device_(first.device()), type_(first.type()) {
+  Operands(std::string_view operation, const View& first)
+      : operation_(operation), device_(first.device()), type_(first.type()) {
     CAPSTAN_CHECK(first, "{}: the first operand is absent", operation);
     const bool computable = type_ == DType::f32 || (type_ == DType::f64 && device_ == Device::ref);
     CAPSTAN_CHECK(computable, "{}: {} is not computed on {}", operation, name_of(type_), name_of(device_));
@@ -18,7 +19,8 @@ class Operands {
   void check(std::string_view name, const View& view, const Shape& shape) const { check(name, view, shape, type_); }
   void check(std::string_view name, const View& view, const Shape& shape, DType type) const {
     CAPSTAN_CHECK(view, "{}: {} is absent", operation_, name);
-    CAPSTAN_CHECK(view.device() == device_, "{}: {} is on {}, not on {}", operation_, name, name_of(view.device()), name_of(device_));
+    CAPSTAN_CHECK(view.device() == device_, "{}: {} is on {}, not on {}", operation_, name, name_of(view.device()),
+                  name_of(device_));
     CAPSTAN_CHECK(view.type() == type, "{}: {} is {}, not {}", operation_, name, name_of(view.type()), name_of(type));
     CAPSTAN_CHECK(view.shape() == shape, "{}: {} is {}, not {}", operation_, name, view.shape().text(), shape.text());
   }

@@ -11,21 +11,24 @@ namespace capstan::kernels {
 //   z' = zc + w_down (g ∘ a)     w_down [G, I], g [I] scales the rows of a
 
 /// z_next [T, G, D] overwrites; z, p [T, G, D]; gate [T, I]; alpha [G, G]; w_up [I, G]; w_down [G, I].
-void position_mlp_forward(const View& z_next, const View& z, const View& p, const View& gate, const View& alpha, const View& w_up,
-                          const View& w_down);
+void position_mlp_forward(const View& z_next, const View& z, const View& p, const View& gate, const View& alpha,
+                          const View& w_up, const View& w_down);
 
 struct PositionMlpGradients {
-  View dz, dp;                 ///< [T, G, D]; dz adds to, dp overwrites
-  View dgate;                  ///< [T, I] overwrites
-  View dalpha, dw_up, dw_down; ///< add to; each may be absent (frozen)
+  View dz, dp;                  ///< [T, G, D]; dz adds to, dp overwrites
+  View dgate;                   ///< [T, I] overwrites
+  View dalpha, dw_up, dw_down;  ///< add to; each may be absent (frozen)
 };
 /// G = dz': dw_down += G bᵀ with b = g ∘ a; db = w_downᵀ G; dg = Σ_D db a; da = g ∘ db; dw_up += da zcᵀ; dzc = G + w_upᵀ da;
 /// dalpha += dzc pᵀ; dp = alphaᵀ dzc; dz += dzc.  zc and a are computed again.
-void position_mlp_backward(const PositionMlpGradients& out, const View& dz_next, const View& z, const View& p, const View& gate,
-                           const View& alpha, const View& w_up, const View& w_down);
+void position_mlp_backward(const PositionMlpGradients& out, const View& dz_next, const View& z, const View& p,
+                           const View& gate, const View& alpha, const View& w_up, const View& w_down);
 
 /// Σ over all complex elements of |z|, and the largest: the |z| log line. z [T, G, D].
-struct MagnitudeSum { double sum, max; std::int64_t count; };
+struct MagnitudeSum {
+  double sum, max;
+  std::int64_t count;
+};
 MagnitudeSum complex_magnitude(const View& z);
 
 // The device entries behind these; arguments are checked before.

@@ -13,8 +13,9 @@ namespace capstan::kernels::cpu {
 namespace {
 
 /// y (+)= w x:  y [R, D], x [S, D], w(r, s) = w[r · row + s · column], so that a transpose is a choice of strides.
-[[gnu::always_inline]] inline void mix(float* __restrict y, std::int64_t R, const float* w, std::int64_t row, std::int64_t column,
-                                       const float* __restrict x, std::int64_t S, std::int64_t D, bool add) {
+[[gnu::always_inline]] inline void mix(float* __restrict y, std::int64_t R, const float* w, std::int64_t row,
+                                       std::int64_t column, const float* __restrict x, std::int64_t S, std::int64_t D,
+                                       bool add) {
   for (std::int64_t r = 0; r < R; ++r) {
     float* const Y = y + r * D;  // [D]
     if (!add)
@@ -27,18 +28,21 @@ namespace {
 }
 
 /// dw[r, s] += y[r] · x[s], the gradient of y = w x for w [R, S]; nothing if dw is null.
-[[gnu::always_inline]] inline void add_outer(float* dw, const float* y, std::int64_t R, const float* x, std::int64_t S, std::int64_t D) {
+[[gnu::always_inline]] inline void add_outer(float* dw, const float* y, std::int64_t R, const float* x, std::int64_t S,
+                                             std::int64_t D) {
   if (!dw) return;
   for (std::int64_t r = 0; r < R; ++r) {
     for (std::int64_t s = 0; s < S; ++s) {
       const float *const Y = y + r * D, *const X = x + s * D;
-      dw[r * S + s] += lane_sum(D, [=](std::int64_t d) __attribute__((always_inline)) { return Y[d] * X[d]; });
+      dw[r * S + s] += lane_sum(
+          D, [=](std::int64_t d) __attribute__((always_inline)) { return Y[d] * X[d]; });
     }
   }
 }
 
 /// y[r] = factor[r] x[r], rows of D.
-[[gnu::always_inline]] inline void scale_rows(float* y, const float* factor, const float* x, std::int64_t R, std::int64_t D) {
+[[gnu::always_inline]] inline void scale_rows(float* y, const float* factor, const float* x, std::int64_t R,
+                                              std::int64_t D) {
   for (std::int64_t r = 0; r < R; ++r)
     for (std::int64_t d = 0; d < D; ++d) y[r * D + d] = factor[r] * x[r * D + d];
 }
@@ -60,7 +64,8 @@ Hidden hidden_in(std::vector<float>& memory, const Weights& w) {
 }
 
 /// zc = z + alpha p;  a = w_up zc;  b = g ∘ a
-[[gnu::always_inline]] inline void make_hidden(const Hidden& to, const float* z, const float* p, const float* gate, const Weights& w) {
+[[gnu::always_inline]] inline void make_hidden(const Hidden& to, const float* z, const float* p, const float* gate,
+                                               const Weights& w) {
   std::copy(z, z + w.G * w.D, to.zc);
   mix(to.zc, w.G, w.alpha, w.G, 1, p, w.G, w.D, true);
   mix(to.a, w.I, w.up, w.G, 1, to.zc, w.G, w.D, false);
@@ -69,29 +74,30 @@ Hidden hidden_in(std::vector<float>& memory, const Weights& w) {
 
 /// Where one token's gradients go.
 struct TokenGradients {
-  float *dz, *dp, *dgate;        // [G, D], [G, D], [I]
+  float *dz, *dp, *dgate;       // [G, D], [G, D], [I]
   float *dalpha, *dup, *ddown;  // [G, G], [I, G], [G, I], or null
 };
 
 /// `from` as make_hidden left it; its zc and b are used up.
-[[gnu::always_inline]] inline void backward_token(const TokenGradients& out, const float* dnext, const Hidden& from, const float* p,
-                                                  const float* gate, const Weights& w) {
+[[gnu::always_inline]] inline void backward_token(const TokenGradients& out, const float* dnext, const Hidden& from,
+                                                  const float* p, const float* gate, const Weights& w) {
   const auto [zc, a, b] = from;
-  add_outer(out.ddown, dnext, w.G, b, w.I, w.D);               // dw_down += G bᵀ
+  add_outer(out.ddown, dnext, w.G, b, w.I, w.D);  // dw_down += G bᵀ
   float* const db = b;
-  mix(db, w.I, w.down, 1, w.I, dnext, w.G, w.D, false);        // db = w_downᵀ G
-  for (std::int64_t i = 0; i < w.I; ++i) {                     // dg = Σ_D db a
+  mix(db, w.I, w.down, 1, w.I, dnext, w.G, w.D, false);  // db = w_downᵀ G
+  for (std::int64_t i = 0; i < w.I; ++i) {               // dg = Σ_D db a
     const float *const dB = db + i * w.D, *const A = a + i * w.D;
-    out.dgate[i] = lane_sum(w.D, [=](std::int64_t d) __attribute__((always_inline)) { return dB[d] * A[d]; });
+    out.dgate[i] = lane_sum(
+        w.D, [=](std::int64_t d) __attribute__((always_inline)) { return dB[d] * A[d]; });
   }
   float* const da = b;
-  scale_rows(da, gate, db, w.I, w.D);                          // da = g ∘ db
-  add_outer(out.dup, da, w.I, zc, w.G, w.D);                   // dw_up += da zcᵀ
+  scale_rows(da, gate, db, w.I, w.D);         // da = g ∘ db
+  add_outer(out.dup, da, w.I, zc, w.G, w.D);  // dw_up += da zcᵀ
   float* const dzc = zc;
   std::copy(dnext, dnext + w.G * w.D, dzc);
-  mix(dzc, w.G, w.up, 1, w.G, da, w.I, w.D, true);             // dzc = G + w_upᵀ da
-  add_outer(out.dalpha, dzc, w.G, p, w.G, w.D);                // dalpha += dzc pᵀ
-  mix(out.dp, w.G, w.alpha, 1, w.G, dzc, w.G, w.D, false);     // dp = alphaᵀ dzc
+  mix(dzc, w.G, w.up, 1, w.G, da, w.I, w.D, true);                   // dzc = G + w_upᵀ da
+  add_outer(out.dalpha, dzc, w.G, p, w.G, w.D);                      // dalpha += dzc pᵀ
+  mix(out.dp, w.G, w.alpha, 1, w.G, dzc, w.G, w.D, false);           // dp = alphaᵀ dzc
   for (std::int64_t i = 0; i < w.G * w.D; ++i) out.dz[i] += dzc[i];  // dz += dzc
 }
 
@@ -100,14 +106,15 @@ float* if_present(const View& view) { return view ? view.as<float>() : nullptr; 
 }  // namespace
 
 // zc = z + alpha p;  a = w_up zc;  z' = zc + w_down (g ∘ a)
-void position_mlp_forward(const View& z_next, const View& z, const View& p, const View& gate, const View& alpha, const View& w_up,
-                          const View& w_down) {
+void position_mlp_forward(const View& z_next, const View& z, const View& p, const View& gate, const View& alpha,
+                          const View& w_up, const View& w_down) {
   const std::int64_t T = z.dim(0), G = z.dim(1), D = z.dim(2), I = gate.dim(1);
   const Weights w{alpha.as<float>(), w_up.as<float>(), w_down.as<float>(), G, I, D};
   std::vector<float> memory;
   const Hidden hidden = hidden_in(memory, w);
   float* const next = z_next.as<float>();  // [T, G, D]
-  const float *const Z = z.as<float>(), *const P = p.as<float>(), *const g = gate.as<float>();  // [T, G, D], [T, G, D], [T, I]
+  const float *const Z = z.as<float>(), *const P = p.as<float>(),
+                     *const g = gate.as<float>();  // [T, G, D], [T, G, D], [T, I]
   on_best_isa([=]() __attribute__((always_inline)) {
     for (std::int64_t t = 0; t < T; ++t) {
       make_hidden(hidden, Z + t * G * D, P + t * G * D, g + t * I, w);
@@ -118,13 +125,14 @@ void position_mlp_forward(const View& z_next, const View& z, const View& p, cons
 }
 
 // Of zc = z + alpha p;  a = w_up zc;  z' = zc + w_down b with b = g ∘ a;  G = dz': see backward_token, line by line.
-void position_mlp_backward(const PositionMlpGradients& out, const View& dz_next, const View& z, const View& p, const View& gate,
-                           const View& alpha, const View& w_up, const View& w_down) {
+void position_mlp_backward(const PositionMlpGradients& out, const View& dz_next, const View& z, const View& p,
+                           const View& gate, const View& alpha, const View& w_up, const View& w_down) {
   const std::int64_t T = z.dim(0), G = z.dim(1), D = z.dim(2), I = gate.dim(1);
   const Weights w{alpha.as<float>(), w_up.as<float>(), w_down.as<float>(), G, I, D};
   std::vector<float> memory;
   const Hidden hidden = hidden_in(memory, w);
-  const float *const Z = z.as<float>(), *const P = p.as<float>(), *const g = gate.as<float>(), *const dnext = dz_next.as<float>();
+  const float *const Z = z.as<float>(), *const P = p.as<float>(), *const g = gate.as<float>(),
+                     *const dnext = dz_next.as<float>();
   const TokenGradients first{out.dz.as<float>(),     out.dp.as<float>(),    out.dgate.as<float>(),
                              if_present(out.dalpha), if_present(out.dw_up), if_present(out.dw_down)};
   on_best_isa([=]() __attribute__((always_inline)) {

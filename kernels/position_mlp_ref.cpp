@@ -10,8 +10,8 @@ namespace capstan::kernels {
 
 namespace {
 
-void check_inputs(const Operands& operands, const View& z, const View& p, const View& gate, const View& alpha, const View& w_up,
-                  const View& w_down) {
+void check_inputs(const Operands& operands, const View& z, const View& p, const View& gate, const View& alpha,
+                  const View& w_up, const View& w_down) {
   const std::int64_t T = z.dim(0), G = z.dim(1), D = z.dim(-1), I = gate.dim(-1);
   operands.check("z", z, {T, G, D});
   operands.check("p", p, {T, G, D});
@@ -23,16 +23,16 @@ void check_inputs(const Operands& operands, const View& z, const View& p, const 
 
 }  // namespace
 
-void position_mlp_forward(const View& z_next, const View& z, const View& p, const View& gate, const View& alpha, const View& w_up,
-                          const View& w_down) {
+void position_mlp_forward(const View& z_next, const View& z, const View& p, const View& gate, const View& alpha,
+                          const View& w_up, const View& w_down) {
   const Operands operands("position_mlp_forward", z);
   check_inputs(operands, z, p, gate, alpha, w_up, w_down);
   operands.check("z_next", z_next, z.shape());
   pick(z, ref::position_mlp_forward, cpu::position_mlp_forward)(z_next, z, p, gate, alpha, w_up, w_down);
 }
 
-void position_mlp_backward(const PositionMlpGradients& out, const View& dz_next, const View& z, const View& p, const View& gate,
-                           const View& alpha, const View& w_up, const View& w_down) {
+void position_mlp_backward(const PositionMlpGradients& out, const View& dz_next, const View& z, const View& p,
+                           const View& gate, const View& alpha, const View& w_up, const View& w_down) {
   const Operands operands("position_mlp_backward", z);
   check_inputs(operands, z, p, gate, alpha, w_up, w_down);
   operands.check("dz_next", dz_next, z.shape());
@@ -59,9 +59,9 @@ namespace {
 /// A small dense matrix in double.
 class Matrix {
  public:
-  Matrix(std::int64_t rows, std::int64_t columns) : rows_(rows), columns_(columns), value_(static_cast<std::size_t>(rows * columns)) {}
-  template <class Real>
-  Matrix(const Real* value, std::int64_t rows, std::int64_t columns) : Matrix(rows, columns) {
+  Matrix(std::int64_t rows, std::int64_t columns)
+      : rows_(rows), columns_(columns), value_(static_cast<std::size_t>(rows * columns)) {}
+  template <class Real> Matrix(const Real* value, std::int64_t rows, std::int64_t columns) : Matrix(rows, columns) {
     std::copy(value, value + rows * columns, value_.begin());
   }
   std::int64_t rows() const { return rows_; }
@@ -74,8 +74,7 @@ class Matrix {
       for (std::int64_t c = 0; c < columns_; ++c) out(c, r) = (*this)(r, c);
     return out;
   }
-  template <class Real>
-  void store(Real* to, Into into) const {
+  template <class Real> void store(Real* to, Into into) const {
     for (std::size_t i = 0; i < value_.size(); ++i)
       to[i] = static_cast<Real>(into == Into::add ? static_cast<double>(to[i]) + value_[i] : value_[i]);
   }
@@ -109,8 +108,8 @@ Matrix scaled_rows(const Matrix& gate, Matrix a) {
 }  // namespace
 
 // zc = z + alpha p;  a = w_up zc;  z' = zc + w_down (g ∘ a)
-void position_mlp_forward(const View& z_next, const View& z, const View& p, const View& gate, const View& alpha, const View& w_up,
-                          const View& w_down) {
+void position_mlp_forward(const View& z_next, const View& z, const View& p, const View& gate, const View& alpha,
+                          const View& w_up, const View& w_down) {
   with_real(z.type(), [&](auto real) {
     using Real = decltype(real);
     const std::int64_t T = z.dim(0), G = z.dim(1), D = z.dim(2), I = gate.dim(1);
@@ -127,8 +126,8 @@ void position_mlp_forward(const View& z_next, const View& z, const View& p, cons
 // Of zc = z + alpha p;  a = w_up zc;  z' = zc + w_down b with b = g ∘ a;  G = dz':
 // dw_down += G bᵀ;  db = w_downᵀ G;  dg = Σ_D db a;  da = g ∘ db;  dw_up += da zcᵀ;  dzc = G + w_upᵀ da;
 // dalpha += dzc pᵀ;  dp = alphaᵀ dzc;  dz += dzc
-void position_mlp_backward(const PositionMlpGradients& out, const View& dz_next, const View& z, const View& p, const View& gate,
-                           const View& alpha, const View& w_up, const View& w_down) {
+void position_mlp_backward(const PositionMlpGradients& out, const View& dz_next, const View& z, const View& p,
+                           const View& gate, const View& alpha, const View& w_up, const View& w_down) {
   with_real(z.type(), [&](auto real) {
     using Real = decltype(real);
     const std::int64_t T = z.dim(0), G = z.dim(1), D = z.dim(2), I = gate.dim(1);

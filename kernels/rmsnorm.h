@@ -8,7 +8,8 @@ namespace capstan::kernels {
 void rmsnorm_forward(const View& y, const View& x, const View& w, double eps);
 /// With n = x r (so y = w n) and g = w dy:  dx = r (g - n mean_c(g n));  dw[c] += Σ_t dy n.
 /// dx [T, C] overwrites or adds to; dw [C] adds to, or absent when w is frozen; r is computed again from x.
-void rmsnorm_backward(const View& dx, const View& dw, const View& dy, const View& x, const View& w, double eps, Into into);
+void rmsnorm_backward(const View& dx, const View& dw, const View& dy, const View& x, const View& w, double eps,
+                      Into into);
 
 // The device entries behind these; arguments are checked before.
 namespace ref {

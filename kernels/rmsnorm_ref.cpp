@@ -15,7 +15,8 @@ void rmsnorm_forward(const View& y, const View& x, const View& w, double eps) {
   pick(x, ref::rmsnorm_forward, cpu::rmsnorm_forward)(y, x, w, eps);
 }
 
-void rmsnorm_backward(const View& dx, const View& dw, const View& dy, const View& x, const View& w, double eps, Into into) {
+void rmsnorm_backward(const View& dx, const View& dw, const View& dy, const View& x, const View& w, double eps,
+                      Into into) {
   const Operands operands("rmsnorm_backward", x);
   operands.check("x", x, {x.dim(0), x.dim(-1)});
   operands.check("dx", dx, x.shape());
@@ -30,8 +31,7 @@ namespace ref {
 namespace {
 
 /// r = 1 / sqrt(mean_c x[c]² + eps)
-template <class Real>
-double inverse_rms(const Real* x, std::int64_t C, double eps) {
+template <class Real> double inverse_rms(const Real* x, std::int64_t C, double eps) {
   double squares = 0;
   for (std::int64_t c = 0; c < C; ++c) squares += static_cast<double>(x[c]) * static_cast<double>(x[c]);
   return 1 / std::sqrt(squares / static_cast<double>(C) + eps);
@@ -55,11 +55,12 @@ void rmsnorm_forward(const View& y, const View& x, const View& w, double eps) {
 }
 
 // Of y[t, c] = w[c] x[t, c] r_t, with n = x r, g = w dy:  dx = r (g - n mean_c(g n));  dw[c] += Σ_t dy n
-void rmsnorm_backward(const View& dx, const View& dw, const View& dy, const View& x, const View& w, double eps, Into into) {
+void rmsnorm_backward(const View& dx, const View& dw, const View& dy, const View& x, const View& w, double eps,
+                      Into into) {
   with_real(x.type(), [&](auto real) {
     using Real = decltype(real);
     const std::int64_t T = x.dim(0), C = x.dim(1);
-    const Real* const W = w.as<Real>();          // [C]
+    const Real* const W = w.as<Real>();                             // [C]
     std::vector<double> sum(dw ? static_cast<std::size_t>(C) : 0);  // [C]
     for (std::int64_t t = 0; t < T; ++t) {
       const Real *X = x.as<Real>() + t * C, *dY = dy.as<Real>() + t * C;  // [C]
@@ -74,7 +75,8 @@ void rmsnorm_backward(const View& dx, const View& dw, const View& dy, const View
         dX[c] = static_cast<Real>(into == Into::add ? double(dX[c]) + gradient : gradient);
       }
     }
-    for (std::size_t c = 0; c < sum.size(); ++c) dw.as<Real>()[c] = static_cast<Real>(double(dw.as<Real>()[c]) + sum[c]);
+    for (std::size_t c = 0; c < sum.size(); ++c)
+      dw.as<Real>()[c] = static_cast<Real>(double(dw.as<Real>()[c]) + sum[c]);
   });
 }
 

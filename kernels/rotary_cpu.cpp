@@ -41,7 +41,8 @@ void rotary_forward(const View& y, const View& x, const View& z) {
   const float *const X = x.as<float>(), *const Z = z.as<float>();  // [T, H, D], [T, Gz, D]
   on_best_isa([=]() __attribute__((always_inline)) {
     for (std::int64_t t = 0; t < T; ++t)
-      for (std::int64_t h = 0; h < H; ++h) multiply(Y + (t * H + h) * D, X + (t * H + h) * D, Z + (t * Gz + h / group) * D, D / 2);
+      for (std::int64_t h = 0; h < H; ++h)
+        multiply(Y + (t * H + h) * D, X + (t * H + h) * D, Z + (t * Gz + h / group) * D, D / 2);
   });
 }
 

@@ -38,7 +38,8 @@ void rotary_backward(const View& dx, const View& dz, const View& dy, const View&
   if (dz) {
     operands.check("x", x, dy.shape());
     operands.check("dz", dz, z.shape());
-    CAPSTAN_CHECK(dy.elements() == 0 || dx.data() != dy.data(), "dz needs dy after dx is written: they cannot share memory");
+    CAPSTAN_CHECK(dy.elements() == 0 || dx.data() != dy.data(),
+                  "dz needs dy after dx is written: they cannot share memory");
   }
   pick(dy, ref::rotary_backward, cpu::rotary_backward)(dx, dz, dy, x, z);
 }
@@ -54,7 +55,8 @@ void rotary_phases(const View& z, const View& position, const std::vector<double
       Real* const Z = z.as<Real>() + t * 2 * half;  // [D]
       for (std::int64_t f = 0; f < half; ++f) {
         // libm reduces the double product modulo the true 2π; an f32 product would be 0.06 rad off at a million tokens.
-        const double phase = static_cast<double>(position.as<std::int64_t>()[t]) * frequency[static_cast<std::size_t>(f)];
+        const double phase =
+            static_cast<double>(position.as<std::int64_t>()[t]) * frequency[static_cast<std::size_t>(f)];
         Z[f] = static_cast<Real>(amplitude * std::cos(phase));
         Z[half + f] = static_cast<Real>(amplitude * std::sin(phase));
       }
@@ -69,9 +71,9 @@ void rotary_forward(const View& y, const View& x, const View& z) {
     const std::int64_t T = x.dim(0), H = x.dim(1), D = x.dim(2), half = D / 2, Gz = z.dim(1);
     for (std::int64_t t = 0; t < T; ++t) {
       for (std::int64_t h = 0; h < H; ++h) {
-        const Real* const X = x.as<Real>() + (t * H + h) * D;               // [D]
+        const Real* const X = x.as<Real>() + (t * H + h) * D;              // [D]
         const Real* const Z = z.as<Real>() + (t * Gz + h / (H / Gz)) * D;  // [D]
-        Real* const Y = y.as<Real>() + (t * H + h) * D;                     // [D]
+        Real* const Y = y.as<Real>() + (t * H + h) * D;                    // [D]
         for (std::int64_t f = 0; f < half; ++f) {
           const Real xr = X[f], xi = X[half + f];
           Y[f] = xr * Z[f] - xi * Z[half + f];
@@ -97,7 +99,7 @@ void rotary_backward(const View& dx, const View& dz, const View& dy, const View&
           dX[f] = Z[f] * dyr + Z[half + f] * dyi;
           dX[half + f] = Z[f] * dyi - Z[half + f] * dyr;
           if (!dz) continue;
-          const Real *X = x.as<Real>() + at;  // [D]
+          const Real* X = x.as<Real>() + at;      // [D]
           Real* const dZ = dz.as<Real>() + at_z;  // [D]
           dZ[f] += X[f] * dyr + X[half + f] * dyi;
           dZ[half + f] += X[f] * dyi - X[half + f] * dyr;

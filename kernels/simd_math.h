@@ -14,16 +14,18 @@ namespace capstan::kernels {
 /// x = n ln 2 + r with integer n, |r| ≤ ln 2 / 2;  exp(x) = 2ⁿ (1 + r + r² P(r)), P the minimax polynomial of Cephes' expf.
 [[gnu::always_inline]] inline float fast_exp(float x) {
   constexpr float smallest = -87.33f;
-  constexpr float round_to_int = 12582912.0f;  // 1.5 · 2²³: adding it leaves the nearest integer in the low mantissa bits
+  constexpr float round_to_int =
+      12582912.0f;  // 1.5 · 2²³: adding it leaves the nearest integer in the low mantissa bits
   constexpr std::int32_t zero_bits = std::bit_cast<std::int32_t>(round_to_int);
   constexpr float ln2_high = 0.693359375f;  // 9 bits, so that n · ln2_high is exact with and without fma
   constexpr float ln2_low = -2.12194440e-4f;
   // A mask instead of `x < smallest ? …`: gcc 12 folds the constant side of such a choice into a path of its own, and a loop
   // with control flow does not vectorise.
   const std::uint32_t below = 0u - static_cast<std::uint32_t>(x < smallest);  // all ones, or 0
-  const float bounded =
-      std::bit_cast<float>((std::bit_cast<std::uint32_t>(x) & ~below) | (std::bit_cast<std::uint32_t>(smallest) & below));
-  const std::int32_t shifted = std::min(std::bit_cast<std::int32_t>(bounded * 1.44269504f + round_to_int), zero_bits + 127);
+  const float bounded = std::bit_cast<float>((std::bit_cast<std::uint32_t>(x) & ~below) |
+                                             (std::bit_cast<std::uint32_t>(smallest) & below));
+  const std::int32_t shifted =
+      std::min(std::bit_cast<std::int32_t>(bounded * 1.44269504f + round_to_int), zero_bits + 127);
   const float n = std::bit_cast<float>(shifted) - round_to_int;
   const float r = (bounded - n * ln2_high) - n * ln2_low;
   float p = 1.9875691500e-4f;
@@ -70,7 +72,8 @@ template <class Real = float, class Term>
     for (int lane = 0; lane < lanes; ++lane) most[lane] = x[i + lane] > most[lane] ? x[i + lane] : most[lane];
   for (int lane = 0; lane < n % lanes; ++lane) most[lane] = x[whole + lane] > most[lane] ? x[whole + lane] : most[lane];
   for (int width = lanes / 2; width > 0; width /= 2)
-    for (int lane = 0; lane < width; ++lane) most[lane] = most[lane + width] > most[lane] ? most[lane + width] : most[lane];
+    for (int lane = 0; lane < width; ++lane)
+      most[lane] = most[lane + width] > most[lane] ? most[lane + width] : most[lane];
   return most[0];
 }
 

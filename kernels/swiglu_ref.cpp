@@ -39,22 +39,15 @@ namespace ref {
 namespace {
 
 /// σ(a), from exp of a negative number on both sides: no overflow, full relative accuracy.
-template <class Real>
-Real sigmoid(Real a) {
+template <class Real> Real sigmoid(Real a) {
   const Real e = std::exp(-std::abs(a));
   return (a < 0 ? e : Real(1)) / (1 + e);
 }
 
-template <class Real>
-Real silu(Real a) {
-  return a * sigmoid(a);
-}
+template <class Real> Real silu(Real a) { return a * sigmoid(a); }
 
 /// silu'(a) = σ(a) (1 + a (1 - σ(a)))
-template <class Real>
-Real silu_slope(Real a) {
-  return sigmoid(a) * (1 + a * (1 - sigmoid(a)));
-}
+template <class Real> Real silu_slope(Real a) { return sigmoid(a) * (1 + a * (1 - sigmoid(a))); }
 
 }  // namespace
 
@@ -71,7 +64,8 @@ void swiglu_backward(const View& dgate, const View& dup, const View& dh, const V
   with_real(gate.type(), [&](auto real) {
     using Real = decltype(real);
     for (std::int64_t i = 0; i < gate.elements(); ++i) {
-      const Real a = gate.as<Real>()[i], u = up.as<Real>()[i], d = dh.as<Real>()[i];  // first: dgate, dup may lie over them
+      const Real a = gate.as<Real>()[i], u = up.as<Real>()[i],
+                 d = dh.as<Real>()[i];  // first: dgate, dup may lie over them
       dgate.as<Real>()[i] = d * u * silu_slope(a);
       dup.as<Real>()[i] = d * silu(a);
     }

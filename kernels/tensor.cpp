@@ -58,7 +58,8 @@ std::int64_t Shape::operator[](int axis) const {
 std::int64_t Shape::elements() const {
   std::int64_t product = 1;
   for (int axis = 0; axis < rank_; ++axis)
-    CAPSTAN_CHECK(!__builtin_mul_overflow(product, extent_[axis], &product), "the elements of {} do not fit in 63 bits", text());
+    CAPSTAN_CHECK(!__builtin_mul_overflow(product, extent_[axis], &product), "the elements of {} do not fit in 63 bits",
+                  text());
   return product;
 }
 
@@ -71,7 +72,8 @@ std::string Shape::text() const {
 }
 
 View View::rows(std::int64_t begin, std::int64_t end) const {
-  CAPSTAN_CHECK(present_ && 0 <= begin && begin <= end && end <= dim(0), "rows {} to {} of {}", begin, end, shape_.text());
+  CAPSTAN_CHECK(present_ && 0 <= begin && begin <= end && end <= dim(0), "rows {} to {} of {}", begin, end,
+                shape_.text());
   std::vector<std::int64_t> extents;
   for (int axis = 0; axis < shape_.rank(); ++axis) extents.push_back(axis == 0 ? end - begin : shape_[axis]);
   const std::int64_t row = dim(0) == 0 ? 0 : bytes() / dim(0);
@@ -95,8 +97,8 @@ void View::fill_zero() const {
 }
 
 void View::copy_from(const View& source) const {
-  CAPSTAN_CHECK(source.type() == type_ && source.elements() == elements(), "copy {} {} into {} {}", name_of(source.type()),
-                source.shape().text(), name_of(type_), shape_.text());
+  CAPSTAN_CHECK(source.type() == type_ && source.elements() == elements(), "copy {} {} into {} {}",
+                name_of(source.type()), source.shape().text(), name_of(type_), shape_.text());
   if (bytes() > 0) std::memmove(data_, source.data(), std::size_t(bytes()));
 }
 
@@ -106,7 +108,10 @@ Tensor::Tensor(Shape shape, DType type, Device device) {
   if (bytes > 0) {
     // One more line holds the size for Free.
     char* block = static_cast<char*>(std::aligned_alloc(alignment, std::size_t(bytes + alignment)));
-    if (!block) fail(ExitCode::internal, "no memory for a tensor {} of {} bytes: use more ranks, a smaller micro-batch, or train.recompute", shape.text(), bytes);
+    if (!block)
+      fail(ExitCode::internal,
+           "no memory for a tensor {} of {} bytes: use more ranks, a smaller micro-batch, or train.recompute",
+           shape.text(), bytes);
     std::memcpy(block, &bytes, sizeof bytes);
     std::memset(block + alignment, 0, std::size_t(bytes));
     memory = block + alignment;

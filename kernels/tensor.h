@@ -39,7 +39,7 @@ class Shape {
   std::int64_t operator[](int axis) const;  ///< negative axes count from the end
   std::int64_t elements() const;            ///< product, checked against overflow
   bool operator==(const Shape& other) const;
-  std::string text() const;                 ///< "[3, 4]"
+  std::string text() const;  ///< "[3, 4]"
 
  private:
   static constexpr int max_rank = 5;
@@ -51,7 +51,8 @@ class Shape {
 class View {
  public:
   View() = default;
-  View(void* data, DType type, Device device, Shape shape) : data_(data), type_(type), device_(device), shape_(shape), present_(true) {}
+  View(void* data, DType type, Device device, Shape shape)
+      : data_(data), type_(type), device_(device), shape_(shape), present_(true) {}
 
   explicit operator bool() const { return present_; }
   void* data() const { return data_; }
@@ -64,7 +65,8 @@ class View {
 
   /// The elements as T; the type must match.
   template <class T> T* as() const {
-    CAPSTAN_CHECK(present_ && type_ == DTypeOf<T>::value, "view of {} read as {}", name_of(type_), name_of(DTypeOf<T>::value));
+    CAPSTAN_CHECK(present_ && type_ == DTypeOf<T>::value, "view of {} read as {}", name_of(type_),
+                  name_of(DTypeOf<T>::value));
     return static_cast<T*>(data_);
   }
 
@@ -72,7 +74,7 @@ class View {
   View operator[](std::int64_t index) const;              ///< one entry of the first axis, which is dropped
   View reshape(Shape shape) const;                        ///< same elements, other extents
   void fill_zero() const;
-  void copy_from(const View& source) const;               ///< same type and number of elements
+  void copy_from(const View& source) const;  ///< same type and number of elements
 
  private:
   void* data_ = nullptr;
@@ -98,7 +100,9 @@ class Tensor {
   Tensor clone() const;
 
  private:
-  struct Free { void operator()(void* memory) const; };
+  struct Free {
+    void operator()(void* memory) const;
+  };
   std::unique_ptr<void, Free> memory_;
   View view_;
 };
@@ -107,7 +111,9 @@ class Tensor {
 Tensor zeros_like(const View& view);
 
 /// Bytes now held by Tensors of this process, and the most that were held at one time.
-struct MemoryUse { std::int64_t now, peak; };
+struct MemoryUse {
+  std::int64_t now, peak;
+};
 MemoryUse tensor_memory();
 
 /// Calls f(float{}) or f(double{}): the body of every `ref` kernel.
@@ -118,7 +124,9 @@ template <class F> void with_real(DType type, F&& f) {
 }
 
 /// One entry of an operation's device table: every kernel header calls pick(view, ref::op, cpu::op)(…).
-template <class F> F* pick(const View& view, F* on_ref, F* on_cpu) { return view.device() == Device::ref ? on_ref : on_cpu; }
+template <class F> F* pick(const View& view, F* on_ref, F* on_cpu) {
+  return view.device() == Device::ref ? on_ref : on_cpu;
+}
 
 /// Whether an operation replaces its result or adds to what is there.
 enum class Into : std::uint8_t { overwrite, add };

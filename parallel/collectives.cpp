@@ -19,16 +19,15 @@ using kernels::Device;
 using kernels::DType;
 using kernels::Tensor;
 
-constexpr std::int64_t small_bytes = 64 << 10;   // below this, one round of messages beats two
-constexpr std::int64_t buffer_bytes = 8 << 20;   // receive buffers of a reduction, all peers together
+constexpr std::int64_t small_bytes = 64 << 10;  // below this, one round of messages beats two
+constexpr std::int64_t buffer_bytes = 8 << 20;  // receive buffers of a reduction, all peers together
 
 /// NaN wins a maximum or minimum: one that hides it would hide a broken run. Quiet comparisons, since Debug builds
 /// trap.
 template <class T> bool replaces(T other, T into, Reduce how) {
   if constexpr (std::is_floating_point_v<T>)
     return std::isnan(other) || (how == Reduce::max ? std::isgreater(other, into) : std::isless(other, into));
-  else
-    return how == Reduce::max ? other > into : other < into;
+  else return how == Reduce::max ? other > into : other < into;
 }
 
 template <class T> void combine_as(T* into, const T* other, std::int64_t count, Reduce how) {

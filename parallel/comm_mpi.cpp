@@ -196,9 +196,7 @@ class MpiCommunicator final : public Communicator {
       int finalized = 0;
       CAPSTAN_MPI(MPI_Finalized(&finalized));
       if (!finalized) CAPSTAN_MPI(MPI_Comm_free(&comm_));
-    } catch (const Error& error) {
-      print_failure(me(), world_size_, error.what());
-    }
+    } catch (const Error& error) { print_failure(me(), world_size_, error.what()); }
   }
 
   int rank() const override { return rank_; }

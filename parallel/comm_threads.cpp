@@ -94,7 +94,7 @@ class Run {
     Mailbox box;                      // messages to this rank
     std::condition_variable changed;  // a post of this rank is done, or some rank failed
     std::optional<Error> failure;
-    bool told = false;                // of another rank's failure
+    bool told = false;  // of another rank's failure
   };
 
   Rank& at(int rank) { return ranks_[std::size_t(rank)]; }
@@ -198,9 +198,7 @@ void run_rank(Run& run, int rank, const std::function<void(Communicator&)>& body
   ThreadCommunicator world(run, 0, std::move(everyone), rank);
   try {
     body(world);
-  } catch (...) {
-    run.stop(rank, current_error());
-  }
+  } catch (...) { run.stop(rank, current_error()); }
 }
 
 }  // namespace

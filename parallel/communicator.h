@@ -59,11 +59,11 @@ class Communicator {
 
   // Collectives. Sums are taken in rank order 0, 1, …, W-1 (floating point in the element type).
   void barrier();
-  void broadcast(const View& data, int root);                        ///< overwrites data on all ranks but root
-  void all_gather(const View& mine, const View& all);                ///< all [W · elements of mine], rank order
-  void all_reduce(const View& data, Reduce how = Reduce::sum);       ///< overwrites data
-  void reduce_scatter(const View& all, const View& mine);            ///< mine = sum over ranks of all's piece `rank`
-  void exclusive_scan(const View& data);                             ///< data = sum of lower ranks' data (rank 0: zero)
+  void broadcast(const View& data, int root);                   ///< overwrites data on all ranks but root
+  void all_gather(const View& mine, const View& all);           ///< all [W · elements of mine], rank order
+  void all_reduce(const View& data, Reduce how = Reduce::sum);  ///< overwrites data
+  void reduce_scatter(const View& all, const View& mine);       ///< mine = sum over ranks of all's piece `rank`
+  void exclusive_scan(const View& data);                        ///< data = sum of lower ranks' data (rank 0: zero)
 
   // The same for single values and for strings of any length.
   std::int64_t all_reduce(std::int64_t value, Reduce how = Reduce::sum);

@@ -45,7 +45,8 @@ void set_deadline(double seconds) {
 double deadline() { return deadline_seconds; }
 
 void set_message_split(std::int64_t bytes) {
-  CAPSTAN_CHECK(bytes > 0 && bytes <= std::int64_t(1) << 30, "messages split at {} bytes: MPI counts in 31 bits", bytes);
+  CAPSTAN_CHECK(bytes > 0 && bytes <= std::int64_t(1) << 30, "messages split at {} bytes: MPI counts in 31 bits",
+                bytes);
   split_bytes = bytes;
 }
 
@@ -63,8 +64,8 @@ std::string text_of_tag(int tag) {
 }
 
 std::string text_of(const Missing& message) {
-  return fmt::format("{} rank {} ({}, {} bytes)", message.is_send ? "to" : "from", message.peer, text_of_tag(message.tag),
-                     message.bytes);
+  return fmt::format("{} rank {} ({}, {} bytes)", message.is_send ? "to" : "from", message.peer,
+                     text_of_tag(message.tag), message.bytes);
 }
 
 void fail_deadline(const std::vector<Missing>& missing) {
@@ -85,7 +86,10 @@ std::string host_name() {
 Launcher find_launcher() {
   // The launchers that count for us, the more specific ones first: mpirun inside a Slurm job sets its own variable and
   // inherits Slurm's, which then speak of the job and not of this program.
-  struct Known { const char* size; const char* rank; };
+  struct Known {
+    const char* size;
+    const char* rank;
+  };
   static constexpr Known known[] = {
       {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"},  // Open MPI's mpirun
       {"PMI_SIZE", "PMI_RANK"},                          // MPICH, Intel MPI, Cray; srun --mpi=pmi2
@@ -123,13 +127,9 @@ void end_process(ExitCode code, int rank, int size, const std::string& reason) {
 Error current_error() {
   try {
     throw;
-  } catch (const Error& error) {
-    return error;
-  } catch (const std::bad_alloc&) {
+  } catch (const Error& error) { return error; } catch (const std::bad_alloc&) {
     return Error(ExitCode::internal, "out of memory: use more ranks, a smaller micro-batch, or train.recompute");
-  } catch (const std::exception& error) {
-    return Error(ExitCode::internal, error.what());
-  } catch (...) {
+  } catch (const std::exception& error) { return Error(ExitCode::internal, error.what()); } catch (...) {
     return Error(ExitCode::internal, "an exception without text");
   }
 }

@@ -72,11 +72,21 @@ std::vector<Post> posts_of(std::span<const Message> sends, std::span<const Messa
   std::vector<Post> posts;
   posts.reserve(sends.size() + receives.size());
   for (const Message& receive : receives)
-    posts.push_back({.is_send = false, .channel = channel, .source = world_rank(receive.peer), .destination = me,
-                     .tag = receive.tag, .data = receive.data, .error = {}});
+    posts.push_back({.is_send = false,
+                     .channel = channel,
+                     .source = world_rank(receive.peer),
+                     .destination = me,
+                     .tag = receive.tag,
+                     .data = receive.data,
+                     .error = {}});
   for (const Message& send : sends)
-    posts.push_back({.is_send = true, .channel = channel, .source = me, .destination = world_rank(send.peer),
-                     .tag = send.tag, .data = send.data, .error = {}});
+    posts.push_back({.is_send = true,
+                     .channel = channel,
+                     .source = me,
+                     .destination = world_rank(send.peer),
+                     .tag = send.tag,
+                     .data = send.data,
+                     .error = {}});
   return posts;
 }
 

@@ -16,7 +16,8 @@ class Cope : public Encoding {
 
   void declare(Parameters& parameters) override {
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer)
-      tables_.push_back(&parameters.declare(fmt::format("model.layers.{}.position.table", layer), {rows_, shape_.head_size}, Init::zero));
+      tables_.push_back(&parameters.declare(fmt::format("model.layers.{}.position.table", layer),
+                                            {rows_, shape_.head_size}, Init::zero));
   }
 
   kernels::TermKind term() const override { return kernels::TermKind::cope; }
@@ -25,7 +26,8 @@ class Cope : public Encoding {
   Tensor prepare(int layer, const View& q) override {
     const std::int64_t tokens = q.dim(0), heads = q.dim(1);
     Tensor z({tokens, heads, rows_}, q.type(), q.device());
-    kernels::linear_forward(z.view().reshape({tokens * heads, rows_}), q.reshape({tokens * heads, shape_.head_size}), tables_[layer]->value);
+    kernels::linear_forward(z.view().reshape({tokens * heads, rows_}), q.reshape({tokens * heads, shape_.head_size}),
+                            tables_[layer]->value);
     return z;
   }
   /// z = q e^T, so dq += dz e and de += dz^T q.

@@ -3,6 +3,8 @@
 namespace capstan::framework {
 
 /// No position encoding (NoPE): the causal mask alone tells order.
-std::unique_ptr<Encoding> make_none(const PositionConfig&, const EncodingShape&) { return std::make_unique<Encoding>(); }
+std::unique_ptr<Encoding> make_none(const PositionConfig&, const EncodingShape&) {
+  return std::make_unique<Encoding>();
+}
 
 }  // namespace capstan::framework

@@ -25,7 +25,8 @@ class Rope : public Encoding {
     kernels::rotary_forward(k_out, k, phases_);
   }
   /// q_out = q · phase, so dq = conj(phase) · dq_out.
-  void rotate_backward(int, const View& dq, const View& dk, const View&, const View& q, const View& k, const View&) override {
+  void rotate_backward(int, const View& dq, const View& dk, const View&, const View& q, const View& k,
+                       const View&) override {
     kernels::rotary_backward(dq, View(), dq, q, phases_);
     kernels::rotary_backward(dk, View(), dk, k, phases_);
   }

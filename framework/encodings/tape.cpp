@@ -34,8 +34,10 @@ class Tape : public Encoding {
       const auto own = [&](const char* name, Shape extents, Init init) {
         return &parameters.declare(fmt::format("model.layers.{}.position.{}", layer, name), extents, init);
       };
-      layers_.push_back({own("alpha", {shape_.kv_heads, shape_.kv_heads}, Init::zero), own("up", {width_, shape_.kv_heads}, Init::normal),
-                         own("down", {shape_.kv_heads, width_}, Init::zero), own("gate", {width_, shape_.width}, Init::normal)});
+      layers_.push_back({own("alpha", {shape_.kv_heads, shape_.kv_heads}, Init::zero),
+                         own("up", {width_, shape_.kv_heads}, Init::normal),
+                         own("down", {shape_.kv_heads, width_}, Init::zero),
+                         own("gate", {width_, shape_.width}, Init::normal)});
     }
   }
 
@@ -61,7 +63,8 @@ class Tape : public Encoding {
     kernels::rotary_forward(k_out, k, z);
   }
   /// q_out = q · z, so dq = conj(z) · dq_out and dz += conj(q) · dq_out; the same for k.
-  void rotate_backward(int, const View& dq, const View& dk, const View& dz, const View& q, const View& k, const View& z) override {
+  void rotate_backward(int, const View& dq, const View& dk, const View& dz, const View& q, const View& k,
+                       const View& z) override {
     const Tensor dq_out = copy(dq), dk_out = copy(dk);
     kernels::rotary_backward(dq, dz, dq_out, q, z);
     kernels::rotary_backward(dk, dz, dk_out, k, z);
@@ -77,13 +80,13 @@ class Tape : public Encoding {
     return z_next;
   }
   /// The gate and p's mean are computed again; then backward of position_mlp, of g = silu(W_x m), and of the mean.
-  void update_backward(int layer, const View& dz, const View& dp, const View& dm, const View& dz_next, const View& z, const View& p,
-                       const View& m) override {
+  void update_backward(int layer, const View& dz, const View& dp, const View& dm, const View& dz_next, const View& z,
+                       const View& p, const View& m) override {
     const LayerParameters& own = layers_[layer];
     const Gate gate = gate_of(own, m);
     const Tensor p_group = mean_over_group(p), dp_group = zeros_like(p_group), dgate = zeros_like(gate.g);
-    kernels::position_mlp_backward({dz, dp_group, dgate, own.alpha->grad, own.w_up->grad, own.w_down->grad}, dz_next, z, p_group, gate.g,
-                                   own.alpha->value, own.w_up->value, own.w_down->value);
+    kernels::position_mlp_backward({dz, dp_group, dgate, own.alpha->grad, own.w_up->grad, own.w_down->grad}, dz_next, z,
+                                   p_group, gate.g, own.alpha->value, own.w_up->value, own.w_down->value);
     kernels::silu_backward(dgate, dgate, gate.a);
     kernels::linear_backward_input(dm, dgate, own.w_gate->value, kernels::Into::add);
     if (own.w_gate->grad) kernels::linear_backward_weight(own.w_gate->grad, dgate, m);
@@ -119,7 +122,7 @@ class Tape : public Encoding {
   std::int64_t width_;                   // I
   std::vector<LayerParameters> layers_;  // all but the last layer
   RotaryFrequencies frequencies_;
-  Tensor first_;                         // [N, G, D]
+  Tensor first_;  // [N, G, D]
 };
 
 }  // namespace

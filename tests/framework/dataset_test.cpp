@@ -14,12 +14,14 @@ using framework::Batch;
 using framework::Dataset;
 using framework::SampleId;
 
-std::string write_tokens(const capstan::testing::TestFolder& folder, const std::string& name, const std::vector<std::int64_t>& lengths) {
+std::string write_tokens(const capstan::testing::TestFolder& folder, const std::string& name,
+                         const std::vector<std::int64_t>& lengths) {
   std::vector<framework::TokenDocument> documents;
   std::int32_t next = 0;
   for (const std::int64_t length : lengths) {
     framework::TokenDocument document;
-    for (std::int64_t t = 0; t < length; ++t) document.ids.push_back(next++);  // every token names its place in the stream
+    for (std::int64_t t = 0; t < length; ++t)
+      document.ids.push_back(next++);  // every token names its place in the stream
     documents.push_back(document);
   }
   framework::TokenFileInfo info;
@@ -30,7 +32,8 @@ std::string write_tokens(const capstan::testing::TestFolder& folder, const std::
 }
 
 TEST(Random, PhiloxKnownAnswer) {  // Random123's kat_vectors, philox4x32 10 rounds
-  EXPECT_EQ(framework::philox({0, 0, 0, 0}, {0, 0}), (framework::PhiloxBlock{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(framework::philox({0, 0, 0, 0}, {0, 0}),
+            (framework::PhiloxBlock{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   EXPECT_EQ(framework::philox({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}),
             (framework::PhiloxBlock{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
 }
@@ -54,7 +57,8 @@ TEST(Dataset, EpochsAreCompleteAndRepeatable) {
   for (std::int64_t g = 0; g < 111; ++g) order.push_back(data.sample(g).window);
   for (int epoch = 0; epoch < 3; ++epoch)
     EXPECT_EQ(std::set<std::int64_t>(order.begin() + 37 * epoch, order.begin() + 37 * (epoch + 1)).size(), 37u);
-  EXPECT_NE(std::vector<std::int64_t>(order.begin(), order.begin() + 37), std::vector<std::int64_t>(order.begin() + 37, order.begin() + 74));
+  EXPECT_NE(std::vector<std::int64_t>(order.begin(), order.begin() + 37),
+            std::vector<std::int64_t>(order.begin() + 37, order.begin() + 74));
   EXPECT_EQ(data.sample(3).window, order[3]);
   EXPECT_EQ(data.sample(90).window, order[90]);
 }
@@ -107,7 +111,8 @@ TEST(Dataset, ShardsCoverTheWindowForEveryRankCount) {
 TEST(Dataset, TooShortNamesBothNumbers) {
   capstan::testing::TestFolder folder;
   const std::string path = write_tokens(folder, "a.h5", {50});
-  capstan::testing::expect_parts(capstan::testing::error_of(ExitCode::bad_data, [&] { Dataset({path}, {}, 50, true, 1); }), {path, "50", "51"});
+  capstan::testing::expect_parts(
+      capstan::testing::error_of(ExitCode::bad_data, [&] { Dataset({path}, {}, 50, true, 1); }), {path, "50", "51"});
   Dataset exact({write_tokens(folder, "b.h5", {51})}, {}, 50, true, 1);
   EXPECT_EQ(exact.windows(), 1);
 }

@@ -21,7 +21,8 @@ double loss_of(framework::Model& model, const parallel::Ring& ring, const framew
 /// Central differences with h = 1e-6. CoPE is piecewise smooth in its positions, so h must be small; the rounding of the loss (about
 /// 1e-16 · 100) and of gate sums (2^-44 per tile) over 2h then bounds the error by about 1e-7, and 1e-6 of the largest entry is left
 /// for the third derivative.
-void expect_gradients(framework::Model& model, const parallel::Ring& ring, const framework::Batch& batch, std::int64_t tile) {
+void expect_gradients(framework::Model& model, const parallel::Ring& ring, const framework::Batch& batch,
+                      std::int64_t tile) {
   loss_and_gradients(model, ring, batch, tile);
   constexpr double h = 1e-6;
   for (framework::Parameter& p : model.parameters().all()) {
@@ -37,7 +38,8 @@ void expect_gradients(framework::Model& model, const parallel::Ring& ring, const
       x = kept - h;
       const double below = loss_of(model, ring, batch, tile);
       x = kept;
-      EXPECT_NEAR(p.grad.as<double>()[i], (above - below) / (2 * h), 1e-6 * largest + 2e-7) << p.name << "[" << i << "]";
+      EXPECT_NEAR(p.grad.as<double>()[i], (above - below) / (2 * h), 1e-6 * largest + 2e-7)
+          << p.name << "[" << i << "]";
     }
   }
 }
@@ -52,7 +54,10 @@ TEST_P(ModelGradient, EveryParameterAgreesWithFiniteDifferences) {
     const auto comm = parallel::make_self_communicator();
     const parallel::Ring ring = tiny_ring(*comm, 19, shape.tile);
     const auto model = tiny_model(shape);
-    expect_gradients(*model, ring, tiny_batch(ring.layout, 0, shape, 2, tied ? std::vector<std::int64_t>{} : std::vector<std::int64_t>{7, 1, 6}), shape.tile);
+    expect_gradients(
+        *model, ring,
+        tiny_batch(ring.layout, 0, shape, 2, tied ? std::vector<std::int64_t>{} : std::vector<std::int64_t>{7, 1, 6}),
+        shape.tile);
   }
 }
 
@@ -71,8 +76,9 @@ TEST_P(ModelGradient, RecomputeChangesNoBit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Encodings, ModelGradient, ::testing::ValuesIn(tiny_kinds()),
-                         [](const auto& kind) { return kind.param == "rope+cope" ? std::string("rope_cope") : kind.param; });
+INSTANTIATE_TEST_SUITE_P(Encodings, ModelGradient, ::testing::ValuesIn(tiny_kinds()), [](const auto& kind) {
+  return kind.param == "rope+cope" ? std::string("rope_cope") : kind.param;
+});
 
 /// rope+cope with a zero table and tape with zero alpha and W_d are the RoPE model, bit for bit.
 TEST(EncodingStart, ZeroPositionParametersGiveTheRopeModel) {
@@ -94,7 +100,8 @@ TEST(EncodingStart, ZeroPositionParametersGiveTheRopeModel) {
         if (starts_at_zero) p.value.fill_zero();
       }
       const framework::Pass got = other->forward(ring, batch, 16, Keep::nothing);
-      for (std::int64_t t = 0; t < got.nll.view().elements(); ++t) EXPECT_EQ(got.nll.as<double>()[t], expected.nll.as<double>()[t]) << kind << " token " << t;
+      for (std::int64_t t = 0; t < got.nll.view().elements(); ++t)
+        EXPECT_EQ(got.nll.as<double>()[t], expected.nll.as<double>()[t]) << kind << " token " << t;
     }
   }
 }

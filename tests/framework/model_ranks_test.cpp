@@ -36,15 +36,18 @@ TEST_P(ModelOverRanks, F64LossAndGradientsEqualOneRank) {
   TinyShape shape;
   shape.kind = GetParam();
   for (const std::int64_t length : {1, 5, 37, 64}) {
-    const std::vector<std::int64_t> documents = length == 37 ? std::vector<std::int64_t>{7, 3, 1} : std::vector<std::int64_t>{};
+    const std::vector<std::int64_t> documents =
+        length == 37 ? std::vector<std::int64_t>{7, 3, 1} : std::vector<std::int64_t>{};
     const auto self = parallel::make_self_communicator();
     const parallel::Ring alone = tiny_ring(*self, length, shape.tile);
-    const LossAndGradients expected = loss_and_gradients(*tiny_model(shape), alone, tiny_batch(alone.layout, 0, shape, 2, documents), shape.tile);
+    const LossAndGradients expected =
+        loss_and_gradients(*tiny_model(shape), alone, tiny_batch(alone.layout, 0, shape, 2, documents), shape.tile);
     for_rank_counts({1, 2, 3, 4, 8}, [&](parallel::Communicator& comm) {
       const parallel::Ring ring = tiny_ring(comm, length, shape.tile);
       const auto model = tiny_model(shape);
       for (const framework::Keep keep : {framework::Keep::ring, framework::Keep::inputs}) {
-        const LossAndGradients got = loss_and_gradients(*model, ring, tiny_batch(ring.layout, comm.rank(), shape, 2, documents), shape.tile, keep);
+        const LossAndGradients got = loss_and_gradients(
+            *model, ring, tiny_batch(ring.layout, comm.rank(), shape, 2, documents), shape.tile, keep);
         EXPECT_NEAR(got.loss, expected.loss, 1e-10 * std::abs(expected.loss));
         if (expected.loss > 0) {
           EXPECT_LE(relative_difference(got.gradients, expected.gradients), 1e-10) << "length " << length;
@@ -65,18 +68,21 @@ TEST_P(ModelOverRanks, F32LossTermsAreBitEqual) {
     const auto self = parallel::make_self_communicator();
     const parallel::Ring alone = tiny_ring(*self, length, shape.tile);
     const auto one = tiny_model(shape);
-    const std::vector<double> expected = gather_nll(alone, one->forward(alone, tiny_batch(alone.layout, 0, shape, 1), shape.tile, framework::Keep::nothing));
+    const std::vector<double> expected = gather_nll(
+        alone, one->forward(alone, tiny_batch(alone.layout, 0, shape, 1), shape.tile, framework::Keep::nothing));
     for_rank_counts({1, 2, 3, 4, 8}, [&](parallel::Communicator& comm) {
       const parallel::Ring ring = tiny_ring(comm, length, shape.tile);
       const auto model = tiny_model(shape);
-      const framework::Pass pass = model->forward(ring, tiny_batch(ring.layout, comm.rank(), shape, 1), shape.tile, framework::Keep::nothing);
+      const framework::Pass pass =
+          model->forward(ring, tiny_batch(ring.layout, comm.rank(), shape, 1), shape.tile, framework::Keep::nothing);
       EXPECT_EQ(gather_nll(ring, pass), expected) << "length " << length;
     });
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Encodings, ModelOverRanks, ::testing::ValuesIn(tiny_kinds()),
-                         [](const auto& kind) { return kind.param == "rope+cope" ? std::string("rope_cope") : kind.param; });
+INSTANTIATE_TEST_SUITE_P(Encodings, ModelOverRanks, ::testing::ValuesIn(tiny_kinds()), [](const auto& kind) {
+  return kind.param == "rope+cope" ? std::string("rope_cope") : kind.param;
+});
 
 }  // namespace
 }  // namespace capstan::tests

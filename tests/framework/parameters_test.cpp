@@ -39,7 +39,8 @@ TEST(Parameters, InitialValuesDependOnTheNameOnly) {
   b.declare("extra", {7, 7}, Init::normal);
   b.declare("first", {3, 4}, Init::normal);
   a.allocate(kernels::Device::ref, kernels::DType::f64, true, [](const std::string&) { return true; });
-  b.allocate(kernels::Device::ref, kernels::DType::f64, true, [](const std::string& n) { return n != "first"; }, 4);
+  b.allocate(
+      kernels::Device::ref, kernels::DType::f64, true, [](const std::string& n) { return n != "first"; }, 4);
   a.initialise(3, 0.02);
   b.initialise(3, 0.02);
   EXPECT_EQ(values_of(a.find("first")->value), values_of(b.find("first")->value));

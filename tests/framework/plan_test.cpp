@@ -50,8 +50,8 @@ TEST(Plan, CountsTheTrainedModel) {
 TEST(Plan, RanksThatDoNotDivideAreRefused) {
   framework::Recipe r = resolved_recipe("rope");
   r.grid.ring = 3;
-  capstan::testing::expect_parts(
-      capstan::testing::error_of(ExitCode::config, [&] { framework::make_plan(r, 4); }), {"grid.ring = 3", "4 ranks"});
+  capstan::testing::expect_parts(capstan::testing::error_of(ExitCode::config, [&] { framework::make_plan(r, 4); }),
+                                 {"grid.ring = 3", "4 ranks"});
 }
 
 TEST(Plan, RecomputeLowersTheMemory) {

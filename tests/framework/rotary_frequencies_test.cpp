@@ -20,10 +20,12 @@ TEST(RotaryFrequencies, GoldenScalingsEqualThePublishedFormulas) {
     p.scaling = c["config"]["scaling"];
     p.theta = c["config"]["theta"];
     p.factor = c["config"]["factor"];
-    const auto got = framework::rotary_frequencies(p, c["config"]["head_size"], c["config"]["original"], c["config"]["total"]);
+    const auto got =
+        framework::rotary_frequencies(p, c["config"]["head_size"], c["config"]["original"], c["config"]["total"]);
     const auto expected = c["frequency"].get<std::vector<double>>();
     ASSERT_EQ(got.frequency.size(), expected.size());
-    for (std::size_t f = 0; f < expected.size(); ++f) EXPECT_NEAR(got.frequency[f] / expected[f], 1, 1e-13) << c["config"] << " f " << f;
+    for (std::size_t f = 0; f < expected.size(); ++f)
+      EXPECT_NEAR(got.frequency[f] / expected[f], 1, 1e-13) << c["config"] << " f " << f;
     EXPECT_NEAR(got.amplitude, c["amplitude"].get<double>(), 1e-15) << c["config"];
   }
 }
@@ -32,7 +34,8 @@ TEST(RotaryFrequencies, NtkKeepsTheFirstAndStretchesTheLastByTheFactor) {
   framework::PositionConfig p, plain;
   p.scaling = "ntk";
   p.factor = 8;
-  const auto a = framework::rotary_frequencies(p, 64, 4096, 32768), b = framework::rotary_frequencies(plain, 64, 4096, 32768);
+  const auto a = framework::rotary_frequencies(p, 64, 4096, 32768),
+             b = framework::rotary_frequencies(plain, 64, 4096, 32768);
   EXPECT_EQ(a.frequency.front(), b.frequency.front());
   EXPECT_NEAR(a.frequency.back() * 8 / b.frequency.back(), 1, 1e-13);
 }

@@ -29,7 +29,8 @@ std::string random_token_file() {
       framework::TokenDocument document;
       const std::int64_t length = 1 + framework::random_below(9, 1, d, 40);
       for (std::int64_t t = 0; t < length; ++t)  // skewed, so that there is something to learn
-        document.ids.push_back(std::int32_t(framework::random_below(9, 2 + d, std::uint64_t(t), 5) * framework::random_below(9, 99 + d, std::uint64_t(t), 4)));
+        document.ids.push_back(std::int32_t(framework::random_below(9, 2 + d, std::uint64_t(t), 5) *
+                                            framework::random_below(9, 99 + d, std::uint64_t(t), 4)));
       documents.push_back(document);
     }
     framework::TokenFileInfo info;
@@ -117,10 +118,13 @@ TEST_P(TrainerOverRanks, ThreeSgdStepsEqualOneRankForEverySplit) {
         const Trace got = train(trainer, 3);
         EXPECT_EQ(got.samples, expected.samples);
         for (std::size_t i = 0; i < 3; ++i) {
-          EXPECT_NEAR(got.losses[i], expected.losses[i], 1e-10 * expected.losses[i]) << documents << " ring " << ring << " step " << i;
-          EXPECT_NEAR(got.norms[i], expected.norms[i], 1e-10 * expected.norms[i]) << documents << " ring " << ring << " step " << i;
+          EXPECT_NEAR(got.losses[i], expected.losses[i], 1e-10 * expected.losses[i])
+              << documents << " ring " << ring << " step " << i;
+          EXPECT_NEAR(got.norms[i], expected.norms[i], 1e-10 * expected.norms[i])
+              << documents << " ring " << ring << " step " << i;
         }
-        EXPECT_LE(distance(got.weights, expected.weights), 1e-10 * norm(expected.weights)) << documents << " ring " << ring;
+        EXPECT_LE(distance(got.weights, expected.weights), 1e-10 * norm(expected.weights))
+            << documents << " ring " << ring;
       }
     });
   }
@@ -152,7 +156,9 @@ TEST_P(TrainerOverRanks, F32LossesStayWithinTwiceTheSpreadOfOneRank) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Encodings, TrainerOverRanks, ::testing::Values("none", "rope", "cope", "rope+cope", "tape"),
-                         [](const auto& kind) { return kind.param == "rope+cope" ? std::string("rope_cope") : kind.param; });
+                         [](const auto& kind) {
+                           return kind.param == "rope+cope" ? std::string("rope_cope") : kind.param;
+                         });
 
 /// Accumulation, micro-batch size and recompute never change N or, beyond rounding, the result.
 TEST(Trainer, MicroBatchAndRecomputeDoNotChangeTheStep) {
@@ -190,7 +196,8 @@ std::string shared_folder(parallel::Communicator& world) {
   static int counter = 0;
   std::string name;
   if (world.rank() == 0) {
-    name = (std::filesystem::path(::testing::TempDir()) / fmt::format("capstan-run-{}-{}", getpid(), counter++)).string();
+    name =
+        (std::filesystem::path(::testing::TempDir()) / fmt::format("capstan-run-{}-{}", getpid(), counter++)).string();
     std::filesystem::create_directories(name + "/checkpoints");
   }
   return world.broadcast(name, 0);
@@ -228,7 +235,8 @@ TEST(TrainerResume, SameRanksAreBitExact) {
 }
 
 /// The moments of all ranks in the order of the trainable buffer.
-std::vector<double> gathered(parallel::Communicator& world, Trainer& trainer, const kernels::View& shard_values, std::int64_t begin) {
+std::vector<double> gathered(parallel::Communicator& world, Trainer& trainer, const kernels::View& shard_values,
+                             std::int64_t begin) {
   kernels::Tensor all({trainer.model().parameters().trainable_elements()}, shard_values.type(), kernels::Device::ref);
   if (shard_values.elements() > 0) all.view().rows(begin, begin + shard_values.elements()).copy_from(shard_values);
   world.all_reduce(all);  // others add exact zeros
@@ -242,7 +250,8 @@ TEST(TrainerResume, OtherRanksGetTheSameState) {
   recipe.train.precision = "f32";
   recipe.train.tile = 16;
   recipe.optimizer.kind = "adamw";
-  const std::string run = (std::filesystem::path(::testing::TempDir()) / fmt::format("capstan-other-ranks-{}", getpid())).string();
+  const std::string run =
+      (std::filesystem::path(::testing::TempDir()) / fmt::format("capstan-other-ranks-{}", getpid())).string();
   if (under_mpi()) GTEST_SKIP() << "changes the number of ranks";
   Trace all;
   std::vector<double> weights, m, v;
@@ -253,7 +262,8 @@ TEST(TrainerResume, OtherRanksGetTheSameState) {
     const Optimizer& optimizer = trainer.optimizer();
     const std::vector<double> my_m = gathered(world, trainer, optimizer.m(), optimizer.shard().begin);
     const std::vector<double> my_v = gathered(world, trainer, optimizer.v(), optimizer.shard().begin);
-    const std::vector<double> values = values_of(trainer.model().parameters().trainable_values().rows(0, std::int64_t(my_m.size())));
+    const std::vector<double> values =
+        values_of(trainer.model().parameters().trainable_values().rows(0, std::int64_t(my_m.size())));
     const Trace rest = train(trainer, 3);
     if (world.rank() != 0) return;
     all = rest;

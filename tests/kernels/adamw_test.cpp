@@ -14,7 +14,8 @@ using namespace kernels;
 TEST(AdamW, FirstStepHandSized) {
   for (const Device device : {Device::ref, Device::cpu}) {
     // After one step m̂ = g and v̂ = g², so w -= lr (sign(g) + weight_decay w).
-    const Tensor w = tensor_of({3}, DType::f32, device, {1, 2, 4}), g = tensor_of({3}, DType::f32, device, {0.5, -3, 1});
+    const Tensor w = tensor_of({3}, DType::f32, device, {1, 2, 4}),
+                 g = tensor_of({3}, DType::f32, device, {0.5, -3, 1});
     const Tensor m = zeros_like(w), v = zeros_like(w);
     adamw_step(w, m, v, g, {.lr = 0.125, .beta1 = 0.5, .beta2 = 0.75, .eps = 0, .weight_decay = 0.25, .step = 1});
     EXPECT_FLOAT_EQ(w.as<float>()[0], 1 - 0.125f * (1 + 0.25f));
@@ -32,7 +33,8 @@ struct State {
 
 /// Two updates, one of them late.
 State run(DType type, Device device, std::int64_t n) {
-  State s{random_tensor({n}, type, device, 1), random_tensor({n}, type, device, 2, 0.1), random_tensor({n}, type, device, 3)};
+  State s{random_tensor({n}, type, device, 1), random_tensor({n}, type, device, 2, 0.1),
+          random_tensor({n}, type, device, 3)};
   std::vector<double> squares = values_of(s.v);
   for (double& value : squares) value = static_cast<float>(value * value);
   s.v = tensor_of({n}, type, device, squares);
@@ -45,7 +47,8 @@ State run(DType type, Device device, std::int64_t n) {
 
 TEST(AdamW, CpuAccuracy) {
   for (const std::int64_t n : {1, 43, 1000}) {
-    const State exact = run(DType::f64, Device::ref, n), f32 = run(DType::f32, Device::ref, n), cpu = run(DType::f32, Device::cpu, n);
+    const State exact = run(DType::f64, Device::ref, n), f32 = run(DType::f32, Device::ref, n),
+                cpu = run(DType::f32, Device::cpu, n);
     for (const auto tensor : {&State::w, &State::m, &State::v})
       EXPECT_LE(relative_error(cpu.*tensor, exact.*tensor), f32_bound(f32.*tensor, exact.*tensor)) << n;
   }

@@ -18,8 +18,10 @@ TEST(CrossEntropy, HandSized) {
   for (const Device device : {Device::ref, Device::cpu}) {
     // Logits (ln 1, ln 3) and (0, 0): softmax (1/4, 3/4) and (1/2, 1/2).
     const double ln3 = std::log(3.0);
-    const Tensor x = tensor_of({3, 1}, DType::f32, device, {1, 0, 1}), w = tensor_of({2, 1}, DType::f32, device, {0, ln3});
-    const Tensor targets = tensor_of({3}, DType::i32, device, {0, 1, -1}), nll = rows_f64(3, device), lse = rows_f64(3, device);
+    const Tensor x = tensor_of({3, 1}, DType::f32, device, {1, 0, 1}),
+                 w = tensor_of({2, 1}, DType::f32, device, {0, ln3});
+    const Tensor targets = tensor_of({3}, DType::i32, device, {0, 1, -1}), nll = rows_f64(3, device),
+                 lse = rows_f64(3, device);
     cross_entropy_forward(nll, lse, x, w, targets);
     EXPECT_NEAR(nll.as<double>()[0], std::log(4.0), 1e-6);
     EXPECT_NEAR(nll.as<double>()[1], std::log(2.0), 1e-6);
@@ -36,8 +38,10 @@ TEST(CrossEntropy, HandSized) {
 }
 
 TEST(CrossEntropy, GradientsMatchDifferences) {
-  const Tensor x = random_tensor({6, 5}, DType::f64, Device::ref, 1), w = random_tensor({9, 5}, DType::f64, Device::ref, 2);
-  const Tensor targets = random_ids({6}, Device::ref, 3, -1, 9), nll = rows_f64(6, Device::ref), lse = rows_f64(6, Device::ref);
+  const Tensor x = random_tensor({6, 5}, DType::f64, Device::ref, 1),
+               w = random_tensor({9, 5}, DType::f64, Device::ref, 2);
+  const Tensor targets = random_ids({6}, Device::ref, 3, -1, 9), nll = rows_f64(6, Device::ref),
+               lse = rows_f64(6, Device::ref);
   const Tensor dx = zeros_like(x), dw = zeros_like(w);
   const auto loss = [&] {
     cross_entropy_forward(nll, lse, x, w, targets);
@@ -65,7 +69,8 @@ Results run(DType type, Device device, std::int64_t T, std::int64_t C, std::int6
 
 /// The same in f32 throughout, logits and sums one term after the other: the rule's naive implementation.
 Results naive(std::int64_t T, std::int64_t C, std::int64_t V) {
-  const Tensor x = random_tensor({T, C}, DType::f32, Device::ref, 1), w = random_tensor({V, C}, DType::f32, Device::ref, 2, 0.3);
+  const Tensor x = random_tensor({T, C}, DType::f32, Device::ref, 1),
+               w = random_tensor({V, C}, DType::f32, Device::ref, 2, 0.3);
   const Tensor targets = random_ids({T}, Device::ref, 3, -1, static_cast<std::int32_t>(V));
   Results out{rows_f64(T, Device::ref), rows_f64(T, Device::ref), zeros_like(x), zeros_like(w)};
   for (std::int64_t t = 0; t < T; ++t) {
@@ -94,8 +99,10 @@ Results naive(std::int64_t T, std::int64_t C, std::int64_t V) {
 }
 
 TEST(CrossEntropy, CpuAccuracy) {
-  for (const auto& [T, C, V] : {std::tuple<int, int, int>{7, 43, 37}, {300, 31, 1031}, {1, 172, 50}}) {  // 300 rows: two chunks
-    const Results exact = run(DType::f64, Device::ref, T, C, V), f32 = naive(T, C, V), cpu = run(DType::f32, Device::cpu, T, C, V);
+  for (const auto& [T, C, V] :
+       {std::tuple<int, int, int>{7, 43, 37}, {300, 31, 1031}, {1, 172, 50}}) {  // 300 rows: two chunks
+    const Results exact = run(DType::f64, Device::ref, T, C, V), f32 = naive(T, C, V),
+                  cpu = run(DType::f32, Device::cpu, T, C, V);
     for (const auto tensor : {&Results::nll, &Results::lse, &Results::dx, &Results::dw})
       EXPECT_LE(relative_error(cpu.*tensor, exact.*tensor), f32_bound(f32.*tensor, exact.*tensor)) << T << " " << V;
   }
@@ -104,7 +111,8 @@ TEST(CrossEntropy, CpuAccuracy) {
 TEST(CrossEntropy, RowsDoNotDependOnOtherRows) {
   const std::int64_t T = 300, C = 43, V = 517;
   const Results all = run(DType::f32, Device::cpu, T, C, V);
-  const Tensor x = random_tensor({T, C}, DType::f32, Device::cpu, 1), w = random_tensor({V, C}, DType::f32, Device::cpu, 2, 0.3);
+  const Tensor x = random_tensor({T, C}, DType::f32, Device::cpu, 1),
+               w = random_tensor({V, C}, DType::f32, Device::cpu, 2, 0.3);
   const Tensor targets = random_ids({T}, Device::cpu, 3, -1, static_cast<std::int32_t>(V));
   const Tensor nll = rows_f64(T, Device::cpu), lse = rows_f64(T, Device::cpu), dx = zeros_like(x);
   for (std::int64_t begin = 0, count = 1; begin < T; begin += count, count = std::min(3 * count, T - begin)) {
@@ -120,7 +128,8 @@ TEST(CrossEntropy, RowsDoNotDependOnOtherRows) {
 TEST(CrossEntropy, LargeLogits) {
   for (const Device device : {Device::ref, Device::cpu}) {
     const Tensor x = tensor_of({1, 1}, DType::f32, device, {1000}), w = tensor_of({2, 1}, DType::f32, device, {1, -1});
-    const Tensor targets = tensor_of({1}, DType::i32, device, {1}), nll = rows_f64(1, device), lse = rows_f64(1, device), dx = zeros_like(x);
+    const Tensor targets = tensor_of({1}, DType::i32, device, {1}), nll = rows_f64(1, device),
+                 lse = rows_f64(1, device), dx = zeros_like(x);
     cross_entropy_forward(nll, lse, x, w, targets);
     EXPECT_EQ(nll.as<double>()[0], 2000);
     cross_entropy_backward(dx, View(), lse, x, w, targets);
@@ -131,13 +140,15 @@ TEST(CrossEntropy, LargeLogits) {
 TEST(CrossEntropy, NamesATargetOutOfRange) {
   for (const Device device : {Device::ref, Device::cpu}) {
     for (const double target : {-2.0, 2.0}) {
-      const Tensor x({1, 1}, DType::f32, device), w({2, 1}, DType::f32, device), targets = tensor_of({1}, DType::i32, device, {target});
+      const Tensor x({1, 1}, DType::f32, device), w({2, 1}, DType::f32, device),
+          targets = tensor_of({1}, DType::i32, device, {target});
       const Tensor nll = rows_f64(1, device);
       try {
         cross_entropy_forward(nll, nll, x, w, targets);
         FAIL() << "accepted " << target;
       } catch (const Error& error) {
-        EXPECT_NE(std::string(error.what()).find(fmt::format("target {} at 0, of 2 words", target)), std::string::npos) << error.what();
+        EXPECT_NE(std::string(error.what()).find(fmt::format("target {} at 0, of 2 words", target)), std::string::npos)
+            << error.what();
       }
     }
   }
@@ -145,7 +156,8 @@ TEST(CrossEntropy, NamesATargetOutOfRange) {
 
 TEST(CrossEntropy, NoRows) {
   for (const Device device : {Device::ref, Device::cpu}) {
-    const Tensor x({0, 3}, DType::f32, device), w = random_tensor({2, 3}, DType::f32, device, 1), targets({0}, DType::i32, device);
+    const Tensor x({0, 3}, DType::f32, device), w = random_tensor({2, 3}, DType::f32, device, 1),
+                                                targets({0}, DType::i32, device);
     const Tensor none = rows_f64(0, device), dw = w.clone();
     cross_entropy_forward(none, none, x, w, targets);
     cross_entropy_backward(x, dw, none, x, w, targets);

@@ -25,7 +25,8 @@ TEST(Elementwise, AddAndScale) {
 
 TEST(Elementwise, GroupsHandSized) {
   for (const Device device : {Device::ref, Device::cpu}) {
-    const Tensor x = tensor_of({1, 4, 2}, DType::f32, device, {1, 2, 3, 4, 5, 6, 7, 8}), y({1, 2, 2}, DType::f32, device);
+    const Tensor x = tensor_of({1, 4, 2}, DType::f32, device, {1, 2, 3, 4, 5, 6, 7, 8}),
+                 y({1, 2, 2}, DType::f32, device);
     group_sum(y, x, 0.5);
     EXPECT_EQ(values_of(y), (std::vector<double>{2, 3, 6, 7}));
     group_spread(x, y, 2);
@@ -35,7 +36,8 @@ TEST(Elementwise, GroupsHandSized) {
 }
 
 TEST(Elementwise, GroupSpreadIsTheGradientOfGroupSum) {
-  const Tensor x = random_tensor({3, 6, 5}, DType::f64, Device::ref, 1), dy = random_tensor({3, 2, 5}, DType::f64, Device::ref, 2);
+  const Tensor x = random_tensor({3, 6, 5}, DType::f64, Device::ref, 1),
+               dy = random_tensor({3, 2, 5}, DType::f64, Device::ref, 2);
   const Tensor y = zeros_like(dy), dx = zeros_like(x);
   group_spread(dx, dy, 0.25);
   check_gradient({{"x", x, dx}}, [&] {
@@ -57,7 +59,8 @@ TEST(Elementwise, CpuAccuracy) {
 
 TEST(Elementwise, Columns) {
   for (const Device device : {Device::ref, Device::cpu}) {
-    const Tensor whole = tensor_of({2, 4}, DType::f32, device, {0, 1, 2, 3, 4, 5, 6, 7}), part({2, 2}, DType::f32, device);
+    const Tensor whole = tensor_of({2, 4}, DType::f32, device, {0, 1, 2, 3, 4, 5, 6, 7}),
+                 part({2, 2}, DType::f32, device);
     take_columns(part, whole, 1);
     EXPECT_EQ(values_of(part), (std::vector<double>{1, 2, 5, 6}));
     put_columns(whole, part, 2);

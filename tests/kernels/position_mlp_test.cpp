@@ -15,9 +15,11 @@ struct Inputs {
 };
 
 Inputs inputs(DType type, Device device, std::int64_t T, std::int64_t G, std::int64_t D, std::int64_t I) {
-  const auto make = [&](Shape shape, std::uint64_t seed, double scale) { return random_tensor(shape, type, device, seed, scale); };
-  return {make({T, G, D}, 1, 1),   make({T, G, D}, 2, 1),   make({T, I}, 3, 1),     make({G, G}, 4, 0.5),
-          make({I, G}, 5, 0.5), make({G, I}, 6, 0.5), make({T, G, D}, 7, 1)};
+  const auto make = [&](Shape shape, std::uint64_t seed, double scale) {
+    return random_tensor(shape, type, device, seed, scale);
+  };
+  return {make({T, G, D}, 1, 1), make({T, G, D}, 2, 1), make({T, I}, 3, 1),   make({G, G}, 4, 0.5),
+          make({I, G}, 5, 0.5),  make({G, I}, 6, 0.5),  make({T, G, D}, 7, 1)};
 }
 
 struct Results {
@@ -26,7 +28,8 @@ struct Results {
 };
 
 Results room(const Inputs& in) {
-  return {zeros_like(in.z), zeros_like(in.z), zeros_like(in.z), zeros_like(in.gate), zeros_like(in.alpha), zeros_like(in.w_up), zeros_like(in.w_down)};
+  return {zeros_like(in.z),     zeros_like(in.z),    zeros_like(in.z),     zeros_like(in.gate),
+          zeros_like(in.alpha), zeros_like(in.w_up), zeros_like(in.w_down)};
 }
 
 Results run(const Inputs& in) {
@@ -39,8 +42,10 @@ Results run(const Inputs& in) {
 TEST(PositionMlp, HandSized) {
   for (const Device device : {Device::ref, Device::cpu}) {
     // G = 1, I = 1: zc = z + 2 p = (5, 8); a = 3 zc; z' = zc + 0.5 · 4 a = 7 zc
-    const auto make = [&](Shape shape, const std::vector<double>& values) { return tensor_of(shape, DType::f32, device, values); };
-    Inputs in{make({1, 1, 2}, {1, 2}), make({1, 1, 2}, {2, 3}), make({1, 1}, {4}),   make({1, 1}, {2}),
+    const auto make = [&](Shape shape, const std::vector<double>& values) {
+      return tensor_of(shape, DType::f32, device, values);
+    };
+    Inputs in{make({1, 1, 2}, {1, 2}), make({1, 1, 2}, {2, 3}), make({1, 1}, {4}),      make({1, 1}, {2}),
               make({1, 1}, {3}),       make({1, 1}, {0.5}),     make({1, 1, 2}, {1, 1})};
     const Results out = run(in);
     EXPECT_EQ(values_of(out.z_next), (std::vector<double>{35, 56}));
@@ -56,8 +61,12 @@ TEST(PositionMlp, HandSized) {
 TEST(PositionMlp, GradientsMatchDifferences) {
   const Inputs in = inputs(DType::f64, Device::ref, 3, 2, 4, 8);
   const Results out = run(in);
-  check_gradient({{"z", in.z, out.dz}, {"p", in.p, out.dp}, {"gate", in.gate, out.dgate}, {"alpha", in.alpha, out.dalpha},
-                  {"w_up", in.w_up, out.dw_up}, {"w_down", in.w_down, out.dw_down}},
+  check_gradient({{"z", in.z, out.dz},
+                  {"p", in.p, out.dp},
+                  {"gate", in.gate, out.dgate},
+                  {"alpha", in.alpha, out.dalpha},
+                  {"w_up", in.w_up, out.dw_up},
+                  {"w_down", in.w_down, out.dw_down}},
                  [&] {
                    position_mlp_forward(out.z_next, in.z, in.p, in.gate, in.alpha, in.w_up, in.w_down);
                    return weighted_sum(out.z_next, in.dz_next);
@@ -66,9 +75,11 @@ TEST(PositionMlp, GradientsMatchDifferences) {
 
 TEST(PositionMlp, CpuAccuracy) {
   for (const auto& [T, G, D, I] : {std::tuple<int, int, int, int>{7, 3, 22, 12}, {130, 4, 64, 16}, {5, 1, 2, 4}}) {
-    const Results exact = run(inputs(DType::f64, Device::ref, T, G, D, I)), f32 = run(inputs(DType::f32, Device::ref, T, G, D, I));
+    const Results exact = run(inputs(DType::f64, Device::ref, T, G, D, I)),
+                  f32 = run(inputs(DType::f32, Device::ref, T, G, D, I));
     const Results cpu = run(inputs(DType::f32, Device::cpu, T, G, D, I));
-    for (const auto tensor : {&Results::z_next, &Results::dz, &Results::dp, &Results::dgate, &Results::dalpha, &Results::dw_up, &Results::dw_down})
+    for (const auto tensor : {&Results::z_next, &Results::dz, &Results::dp, &Results::dgate, &Results::dalpha,
+                              &Results::dw_up, &Results::dw_down})
       EXPECT_LE(relative_error(cpu.*tensor, exact.*tensor), f32_bound(f32.*tensor, exact.*tensor)) << T << " " << D;
   }
 }
@@ -83,7 +94,8 @@ TEST(PositionMlp, AddsOverwritesAndLeavesOut) {
     const std::vector<double> one = values_of(once.dz), two = values_of(twice.dz);
     for (std::size_t i = 0; i < one.size(); ++i) EXPECT_EQ(two[i], 2 * one[i]);
     EXPECT_NEAR(twice.dw_down.as<float>()[0], 2 * once.dw_down.as<float>()[0], 1e-4);
-    position_mlp_backward({frozen.dz, frozen.dp, frozen.dgate, {}, {}, {}}, in.dz_next, in.z, in.p, in.gate, in.alpha, in.w_up, in.w_down);
+    position_mlp_backward({frozen.dz, frozen.dp, frozen.dgate, {}, {}, {}}, in.dz_next, in.z, in.p, in.gate, in.alpha,
+                          in.w_up, in.w_down);
     EXPECT_TRUE(same_bits(frozen.dz, once.dz));
     EXPECT_TRUE(same_bits(frozen.dp, once.dp));
   }
@@ -95,10 +107,11 @@ TEST(PositionMlp, RowsDoNotDependOnOtherRows) {
   for (std::int64_t t = 0; t < 9; ++t) {
     const auto row = [&](const Tensor& tensor) { return tensor.view().rows(t, t + 1); };
     position_mlp_forward(row(one.z_next), row(in.z), row(in.p), row(in.gate), in.alpha, in.w_up, in.w_down);
-    position_mlp_backward({row(one.dz), row(one.dp), row(one.dgate), {}, {}, {}}, row(in.dz_next), row(in.z), row(in.p), row(in.gate),
-                          in.alpha, in.w_up, in.w_down);
+    position_mlp_backward({row(one.dz), row(one.dp), row(one.dgate), {}, {}, {}}, row(in.dz_next), row(in.z), row(in.p),
+                          row(in.gate), in.alpha, in.w_up, in.w_down);
   }
-  for (const auto tensor : {&Results::z_next, &Results::dz, &Results::dp, &Results::dgate}) EXPECT_TRUE(same_bits(all.*tensor, one.*tensor));
+  for (const auto tensor : {&Results::z_next, &Results::dz, &Results::dp, &Results::dgate})
+    EXPECT_TRUE(same_bits(all.*tensor, one.*tensor));
 }
 
 TEST(PositionMlp, ComplexMagnitude) {

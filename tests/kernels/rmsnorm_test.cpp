@@ -17,7 +17,8 @@ constexpr double eps = 1e-5;
 TEST(RmsNorm, HandSized) {
   for (const Device device : {Device::ref, Device::cpu}) {
     // mean of squares 12.5 + 3.5 = 16, so r = 1/4
-    const Tensor x = tensor_of({1, 2}, DType::f32, device, {3, 4}), w = tensor_of({2}, DType::f32, device, {2, -4}), y = zeros_like(x);
+    const Tensor x = tensor_of({1, 2}, DType::f32, device, {3, 4}), w = tensor_of({2}, DType::f32, device, {2, -4}),
+                 y = zeros_like(x);
     rmsnorm_forward(y, x, w, 3.5);
     EXPECT_EQ(values_of(y), (std::vector<double>{1.5, -4}));
     // n = (3/4, 1), g = w dy = (8, -16): mean(g n) = (6 - 16) / 2 = -5; dx = (8 + 15/4, -16 + 5) / 4; dw = dy n
@@ -32,8 +33,10 @@ TEST(RmsNorm, HandSized) {
 }
 
 TEST(RmsNorm, GradientsMatchDifferences) {
-  const Tensor x = random_tensor({5, 7}, DType::f64, Device::ref, 1), w = random_tensor({7}, DType::f64, Device::ref, 2);
-  const Tensor dy = random_tensor({5, 7}, DType::f64, Device::ref, 3), y = zeros_like(x), dx = zeros_like(x), dw = zeros_like(w);
+  const Tensor x = random_tensor({5, 7}, DType::f64, Device::ref, 1),
+               w = random_tensor({7}, DType::f64, Device::ref, 2);
+  const Tensor dy = random_tensor({5, 7}, DType::f64, Device::ref, 3), y = zeros_like(x), dx = zeros_like(x),
+               dw = zeros_like(w);
   rmsnorm_backward(dx, dw, dy, x, w, eps, Into::overwrite);
   check_gradient({{"x", x, dx}, {"w", w, dw}}, [&] {
     rmsnorm_forward(y, x, w, eps);
@@ -46,7 +49,8 @@ struct Results {
 };
 
 Results run(DType type, Device device, std::int64_t T, std::int64_t C, Into into) {
-  const Tensor x = random_tensor({T, C}, type, device, 1), w = random_tensor({C}, type, device, 2), dy = random_tensor({T, C}, type, device, 3);
+  const Tensor x = random_tensor({T, C}, type, device, 1), w = random_tensor({C}, type, device, 2),
+               dy = random_tensor({T, C}, type, device, 3);
   Results out{zeros_like(x), random_tensor({T, C}, type, device, 4), random_tensor({C}, type, device, 5)};
   rmsnorm_forward(out.y, x, w, eps);
   rmsnorm_backward(out.dx, out.dw, dy, x, w, eps, into);
@@ -56,9 +60,11 @@ Results run(DType type, Device device, std::int64_t T, std::int64_t C, Into into
 /// All in f32, one term after the other: the rule's naive implementation. (ref sums in double, and so does not show how much dx
 /// cancels in f32: at C = 1 it is r³ eps g, all that is left of g - n mean(g n).)
 Results naive(std::int64_t T, std::int64_t C, Into into) {
-  const Tensor x = random_tensor({T, C}, DType::f32, Device::ref, 1), w = random_tensor({C}, DType::f32, Device::ref, 2);
+  const Tensor x = random_tensor({T, C}, DType::f32, Device::ref, 1),
+               w = random_tensor({C}, DType::f32, Device::ref, 2);
   const Tensor dy = random_tensor({T, C}, DType::f32, Device::ref, 3);
-  Results out{zeros_like(x), random_tensor({T, C}, DType::f32, Device::ref, 4), random_tensor({C}, DType::f32, Device::ref, 5)};
+  Results out{zeros_like(x), random_tensor({T, C}, DType::f32, Device::ref, 4),
+              random_tensor({C}, DType::f32, Device::ref, 5)};
   const float* const W = w.as<float>();
   for (std::int64_t t = 0; t < T; ++t) {
     const float *const X = x.as<float>() + t * C, *const dY = dy.as<float>() + t * C;
@@ -90,8 +96,10 @@ TEST(RmsNorm, CpuAccuracy) {
 
 TEST(RmsNorm, RowsDoNotDependOnOtherRows) {
   const std::int64_t T = 20, C = 43;
-  const Tensor x = random_tensor({T, C}, DType::f32, Device::cpu, 1), w = random_tensor({C}, DType::f32, Device::cpu, 2);
-  const Tensor dy = random_tensor({T, C}, DType::f32, Device::cpu, 3), y = zeros_like(x), dx = zeros_like(x), one = zeros_like(x);
+  const Tensor x = random_tensor({T, C}, DType::f32, Device::cpu, 1),
+               w = random_tensor({C}, DType::f32, Device::cpu, 2);
+  const Tensor dy = random_tensor({T, C}, DType::f32, Device::cpu, 3), y = zeros_like(x), dx = zeros_like(x),
+               one = zeros_like(x);
   rmsnorm_forward(y, x, w, eps);
   rmsnorm_backward(dx, View(), dy, x, w, eps, Into::overwrite);
   for (std::int64_t t = 0; t < T; ++t) {

@@ -16,7 +16,8 @@ using namespace kernels;
 TEST(Rotary, HandSized) {
   for (const Device device : {Device::ref, Device::cpu}) {
     // (1 + 2i) i = -2 + i and (3 + 4i)(1 + i) = -1 + 7i; elements f and f + D/2 are one number
-    const Tensor x = tensor_of({1, 1, 4}, DType::f32, device, {1, 3, 2, 4}), z = tensor_of({1, 1, 4}, DType::f32, device, {0, 1, 1, 1});
+    const Tensor x = tensor_of({1, 1, 4}, DType::f32, device, {1, 3, 2, 4}),
+                 z = tensor_of({1, 1, 4}, DType::f32, device, {0, 1, 1, 1});
     const Tensor y = zeros_like(x), dx = zeros_like(x), dz = tensor_of({1, 1, 4}, DType::f32, device, {1, 1, 1, 1});
     rotary_forward(y, x, z);
     EXPECT_EQ(values_of(y), (std::vector<double>{-2, -1, 1, 7}));
@@ -30,7 +31,8 @@ TEST(Rotary, HandSized) {
 TEST(Rotary, PhasesStayExactFarOut) {
   for (const Device device : {Device::ref, Device::cpu}) {
     const std::int64_t far = 1 << 20;
-    const Tensor position = tensor_of({3}, DType::i64, device, {0, 1, static_cast<double>(far)}), z({3, 1, 4}, DType::f32, device);
+    const Tensor position = tensor_of({3}, DType::i64, device, {0, 1, static_cast<double>(far)}),
+                 z({3, 1, 4}, DType::f32, device);
     const std::vector<double> frequency{1, 1e-4};
     rotary_phases(z, position, frequency, 2);
     const std::vector<double> got = values_of(z);
@@ -45,8 +47,10 @@ TEST(Rotary, PhasesStayExactFarOut) {
 }
 
 TEST(Rotary, GradientsMatchDifferences) {
-  const Tensor x = random_tensor({3, 4, 6}, DType::f64, Device::ref, 1), z = random_tensor({3, 2, 6}, DType::f64, Device::ref, 2);
-  const Tensor dy = random_tensor({3, 4, 6}, DType::f64, Device::ref, 3), y = zeros_like(x), dx = zeros_like(x), dz = zeros_like(z);
+  const Tensor x = random_tensor({3, 4, 6}, DType::f64, Device::ref, 1),
+               z = random_tensor({3, 2, 6}, DType::f64, Device::ref, 2);
+  const Tensor dy = random_tensor({3, 4, 6}, DType::f64, Device::ref, 3), y = zeros_like(x), dx = zeros_like(x),
+               dz = zeros_like(z);
   rotary_backward(dx, dz, dy, x, z);
   check_gradient({{"x", x, dx}, {"z", z, dz}}, [&] {
     rotary_forward(y, x, z);
@@ -79,7 +83,8 @@ TEST(Rotary, CpuAccuracy) {
 TEST(Rotary, InPlaceWithoutPhaseGradient) {
   for (const Device device : {Device::ref, Device::cpu}) {
     const Results apart = run(DType::f32, device, 5, 4, 2, 22);
-    const Tensor dy = random_tensor({5, 4, 22}, DType::f32, device, 3), z = random_tensor({5, 2, 22}, DType::f32, device, 2);
+    const Tensor dy = random_tensor({5, 4, 22}, DType::f32, device, 3),
+                 z = random_tensor({5, 2, 22}, DType::f32, device, 2);
     rotary_backward(dy, View(), dy, View(), z);
     EXPECT_TRUE(same_bits(dy, apart.dx));
     EXPECT_THROW(rotary_backward(dy, zeros_like(z), dy, zeros_like(dy), z), Error);
@@ -88,7 +93,8 @@ TEST(Rotary, InPlaceWithoutPhaseGradient) {
 
 TEST(Rotary, RowsDoNotDependOnOtherRows) {
   const Results all = run(DType::f32, Device::cpu, 9, 4, 2, 22);
-  const Tensor x = random_tensor({9, 4, 22}, DType::f32, Device::cpu, 1), z = random_tensor({9, 2, 22}, DType::f32, Device::cpu, 2);
+  const Tensor x = random_tensor({9, 4, 22}, DType::f32, Device::cpu, 1),
+               z = random_tensor({9, 2, 22}, DType::f32, Device::cpu, 2);
   const Tensor row({1, 4, 22}, DType::f32, Device::cpu);
   for (std::int64_t t = 0; t < 9; ++t) {
     rotary_forward(row, x.view().rows(t, t + 1), z.view().rows(t, t + 1));

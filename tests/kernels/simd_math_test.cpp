@@ -22,15 +22,15 @@ std::vector<Isa> usable() {
 }
 
 /// f of evenly spaced arguments, in a loop that the compiler vectorises.
-template <class F>
-std::vector<float> evaluated(Isa isa, const std::vector<float>& x, F f) {
+template <class F> std::vector<float> evaluated(Isa isa, const std::vector<float>& x, F f) {
   std::vector<float> y(x.size());
   const float* const X = x.data();
   float* const Y = y.data();
   const std::size_t n = x.size();
-  on_isa(isa, [=]() __attribute__((always_inline)) {
-    for (std::size_t i = 0; i < n; ++i) Y[i] = f(X[i]);
-  });
+  on_isa(
+      isa, [=]() __attribute__((always_inline)) {
+        for (std::size_t i = 0; i < n; ++i) Y[i] = f(X[i]);
+      });
   return y;
 }
 
@@ -44,7 +44,8 @@ std::vector<float> spaced(float low, float high) {
 TEST(SimdMath, ExpWithinTwoUlp) {
   const std::vector<float> x = spaced(-87, 88);
   for (const Isa isa : usable()) {
-    const std::vector<float> y = evaluated(isa, x, [](float v) __attribute__((always_inline)) { return fast_exp(v); });
+    const std::vector<float> y = evaluated(
+        isa, x, [](float v) __attribute__((always_inline)) { return fast_exp(v); });
     for (std::size_t i = 0; i < x.size(); ++i) {
       const double exact = std::exp(static_cast<double>(x[i]));
       const double ulp = std::ldexp(1.0, std::ilogb(exact) - 23);
@@ -64,7 +65,8 @@ TEST(SimdMath, ExpAtTheEnds) {
 TEST(SimdMath, SigmoidKeepsRelativeAccuracy) {
   const std::vector<float> x = spaced(-87, 87);
   for (const Isa isa : usable()) {
-    const std::vector<float> y = evaluated(isa, x, [](float v) __attribute__((always_inline)) { return fast_sigmoid(v); });
+    const std::vector<float> y = evaluated(
+        isa, x, [](float v) __attribute__((always_inline)) { return fast_sigmoid(v); });
     for (std::size_t i = 0; i < x.size(); ++i) {
       const double exact = 1 / (1 + std::exp(-static_cast<double>(x[i])));
       ASSERT_LE(std::abs(y[i] - exact), exact * (std::abs(x[i]) + 4) * 0x1p-23) << x[i] << " on " << name_of(isa);
@@ -86,10 +88,14 @@ TEST(SimdMath, LanesSumAndMaximum) {
     }
     const float* const X = x.data();
     for (const Isa isa : usable()) {
-      on_isa(isa, [&]() __attribute__((always_inline)) {
-        EXPECT_EQ(lane_sum(n, [=](std::int64_t i) __attribute__((always_inline)) { return X[i]; }), sum) << n;  // integers: exact
-        EXPECT_EQ(lane_max(X, n), most) << n;
-      });
+      on_isa(
+          isa, [&]() __attribute__((always_inline)) {
+            EXPECT_EQ(lane_sum(
+                          n, [=](std::int64_t i) __attribute__((always_inline)) { return X[i]; }),
+                      sum)
+                << n;  // integers: exact
+            EXPECT_EQ(lane_max(X, n), most) << n;
+          });
     }
   }
 }

@@ -16,7 +16,8 @@ TEST(Swiglu, HandSized) {
   for (const Device device : {Device::ref, Device::cpu}) {
     // silu(0) = 0, silu'(0) = 1/2; σ(ln 3) = 3/4
     const double ln3 = std::log(3.0);
-    const Tensor gate = tensor_of({1, 2}, DType::f32, device, {0, ln3}), up = tensor_of({1, 2}, DType::f32, device, {6, 8}), h = zeros_like(up);
+    const Tensor gate = tensor_of({1, 2}, DType::f32, device, {0, ln3}),
+                 up = tensor_of({1, 2}, DType::f32, device, {6, 8}), h = zeros_like(up);
     swiglu_forward(h, gate, up);
     EXPECT_EQ(values_of(h)[0], 0);
     EXPECT_NEAR(values_of(h)[1], 6 * ln3, 1e-6);
@@ -30,8 +31,10 @@ TEST(Swiglu, HandSized) {
 }
 
 TEST(Swiglu, GradientsMatchDifferences) {
-  const Tensor gate = random_tensor({5, 7}, DType::f64, Device::ref, 1, 3), up = random_tensor({5, 7}, DType::f64, Device::ref, 2);
-  const Tensor dh = random_tensor({5, 7}, DType::f64, Device::ref, 3), h = zeros_like(up), dgate = zeros_like(up), dup = zeros_like(up);
+  const Tensor gate = random_tensor({5, 7}, DType::f64, Device::ref, 1, 3),
+               up = random_tensor({5, 7}, DType::f64, Device::ref, 2);
+  const Tensor dh = random_tensor({5, 7}, DType::f64, Device::ref, 3), h = zeros_like(up), dgate = zeros_like(up),
+               dup = zeros_like(up);
   swiglu_backward(dgate, dup, dh, gate, up);
   check_gradient({{"gate", gate, dgate}, {"up", up, dup}}, [&] {
     swiglu_forward(h, gate, up);
@@ -49,7 +52,8 @@ struct Results {
 };
 
 Results run(DType type, Device device, Shape shape) {
-  const Tensor gate = random_tensor(shape, type, device, 1, 4), up = random_tensor(shape, type, device, 2), dh = random_tensor(shape, type, device, 3);
+  const Tensor gate = random_tensor(shape, type, device, 1, 4), up = random_tensor(shape, type, device, 2),
+               dh = random_tensor(shape, type, device, 3);
   Results out{zeros_like(gate), zeros_like(gate), zeros_like(gate), zeros_like(gate), zeros_like(gate)};
   swiglu_forward(out.h, gate, up);
   swiglu_backward(out.dgate, out.dup, dh, gate, up);
@@ -60,7 +64,8 @@ Results run(DType type, Device device, Shape shape) {
 
 TEST(Swiglu, CpuAccuracy) {
   for (const Shape& shape : {Shape{7, 43}, Shape{130, 172}, Shape{5}, Shape{3, 4, 5}}) {
-    const Results exact = run(DType::f64, Device::ref, shape), f32 = run(DType::f32, Device::ref, shape), cpu = run(DType::f32, Device::cpu, shape);
+    const Results exact = run(DType::f64, Device::ref, shape), f32 = run(DType::f32, Device::ref, shape),
+                  cpu = run(DType::f32, Device::cpu, shape);
     for (const auto tensor : {&Results::h, &Results::dgate, &Results::dup, &Results::y, &Results::dx})
       EXPECT_LE(relative_error(cpu.*tensor, exact.*tensor), f32_bound(f32.*tensor, exact.*tensor)) << shape.text();
   }
@@ -69,7 +74,8 @@ TEST(Swiglu, CpuAccuracy) {
 TEST(Swiglu, ResultsMayLieOverOperands) {
   for (const Device device : {Device::ref, Device::cpu}) {
     const Results apart = run(DType::f32, device, {7, 43});
-    const Tensor gate = random_tensor({7, 43}, DType::f32, device, 1, 4), up = random_tensor({7, 43}, DType::f32, device, 2);
+    const Tensor gate = random_tensor({7, 43}, DType::f32, device, 1, 4),
+                 up = random_tensor({7, 43}, DType::f32, device, 2);
     const Tensor dh = random_tensor({7, 43}, DType::f32, device, 3), x = gate.clone();
     swiglu_backward(gate, up, dh, gate, up);
     EXPECT_TRUE(same_bits(gate, apart.dgate));
@@ -81,7 +87,8 @@ TEST(Swiglu, ResultsMayLieOverOperands) {
 
 TEST(Swiglu, RowsDoNotDependOnOtherRows) {
   const Results all = run(DType::f32, Device::cpu, {20, 43});
-  const Tensor gate = random_tensor({20, 43}, DType::f32, Device::cpu, 1, 4), up = random_tensor({20, 43}, DType::f32, Device::cpu, 2);
+  const Tensor gate = random_tensor({20, 43}, DType::f32, Device::cpu, 1, 4),
+               up = random_tensor({20, 43}, DType::f32, Device::cpu, 2);
   const Tensor row({1, 43}, DType::f32, Device::cpu);
   for (std::int64_t t = 0; t < 20; ++t) {
     swiglu_forward(row, gate.view().rows(t, t + 1), up.view().rows(t, t + 1));
@@ -92,7 +99,8 @@ TEST(Swiglu, RowsDoNotDependOnOtherRows) {
 }
 
 TEST(Swiglu, ExtremeGates) {
-  const Tensor x = tensor_of({1, 4}, DType::f32, Device::cpu, {-1e4, -80, 80, 1e4}), y = zeros_like(x), dx = zeros_like(x);
+  const Tensor x = tensor_of({1, 4}, DType::f32, Device::cpu, {-1e4, -80, 80, 1e4}), y = zeros_like(x),
+               dx = zeros_like(x);
   silu_forward(y, x);
   EXPECT_EQ(values_of(y)[0], 0);
   EXPECT_NEAR(values_of(y)[1] / (-80 * std::exp(-80.0)), 1, 1e-5);

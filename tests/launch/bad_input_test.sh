@@ -87,6 +87,8 @@ refuse 2 "--train.steps has no meaning for capstan generate; of a recipe's optio
 refuse 2 "--window = 0 is not allowed; give 1 to" "$capstan" eval perplexity --model model --data pieces.h5 --window 0
 refuse 2 "--stride 9 is longer than --window 8" "$capstan" eval perplexity --model model --data pieces.h5 --window 8 --stride 9
 refuse 2 "needs --output FILE" "$capstan" prepare bytes.h5
+refuse 2 "capstan import: --output is empty; give DIR" "$capstan" import "$stories" --output=
+refuse 2 "--run is empty; name a folder" "$capstan" train r.cfg --run=
 refuse 2 "did you mean --train.steps?" $(ranks 2) train r.cfg --train.step 3
 
 echo "recipes"
@@ -120,6 +122,7 @@ refuse 65 "blank.jsonl*empty text" "$capstan" prepare blank.jsonl --output new.h
 refuse 65 "broken.jsonl:2" "$capstan" prepare broken.jsonl --output new.h5
 refuse 65 "text.csv: only .txt and .jsonl files are read" "$capstan" prepare text.csv --output new.h5
 refuse 74 "none.txt: cannot open: No such file" "$capstan" prepare none.txt --output new.h5
+refuse 74 "rank 0 of 2 (*): none.txt: cannot open: No such file" $(ranks 2) prepare none.txt --output new.h5
 echo "Once upon a time there was a QZQZ." > short.txt
 refuse 74 "none.model: cannot open: No such file" "$capstan" prepare short.txt --tokenizer none.model --output new.h5
 head -c 3000 "$stories/tokenizer.model" > cut.model
@@ -150,6 +153,8 @@ refuse 65 "pieces.h5: made with tokenizer tokenizer.model *, but that of bytes.h
 refuse 65 "pieces.h5: made with tokenizer tokenizer.model *, but data.tokenizer = bytes is bytes" "$capstan" train r.cfg --data.train pieces.h5 --data.tokenizer bytes --run none
 refuse 65 "bytes.h5: made with tokenizer bytes *, but that of the model model is tokenizer.model" "$capstan" train r.cfg --model.from model --run none
 refuse 65 "bytes.h5: made with tokenizer bytes *, but that of the model model is tokenizer.model" "$capstan" plan r.cfg --model.from model
+refuse 78 "command line over model: position.factor = 2 has no effect with position.scaling = none" \
+  "$capstan" eval perplexity --model model --data pieces.h5 --window 8 --position.factor 2
 refuse 65 "bytes.h5: made with tokenizer bytes" "$capstan" eval perplexity --model model --data bytes.h5 --window 8
 refuse 74 "none.model: cannot open" "$capstan" train r.cfg --data.tokenizer none.model --run none
 refuse 65 "run/checkpoints/step-000002: names no end token" "$capstan" generate --model run --documents 1 --output new.jsonl
@@ -201,7 +206,10 @@ truncate -s -1000 hf/model.safetensors
 refuse 65 "hf/model.safetensors: " $(import)
 truncate -s 5 hf/model.safetensors
 refuse 65 "hf/model.safetensors: " $(import)
+echo '{"metadata": {}, "weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors"}}' > hf/model.safetensors.index.json
 rm hf/model.safetensors
+refuse 74 "hf/model-00001-of-00001.safetensors: cannot open" $(import)
+rm hf/model.safetensors.index.json
 refuse 74 "hf" $(import)
 hf
 refuse 74 "none.model: cannot open" $(import) --tokenizer none.model
@@ -212,7 +220,11 @@ mkdir mine
 echo mine > mine/notes.txt
 refuse 74 "mine: holds notes.txt, which no export writes" "$capstan" export model --output mine
 refuse 74 "blank.txt: is not a folder" "$capstan" export model --output blank.txt
-refuse 74 "hf: " "$capstan" export model --output hf
+refuse 74 "hf: holds LICENSE.txt" "$capstan" export model --output hf
+rm hf/*.txt hf/README.md
+refuse 74 "hf: holds a model that no export wrote" "$capstan" export model --output hf
+accept "exported" "$capstan" export model --output mine-too
+accept "exported" "$capstan" export run --output mine-too
 
 echo "places to write"
 refuse 74 "blank.txt/checkpoints: cannot be made" "$capstan" train r.cfg --run blank.txt
@@ -233,7 +245,7 @@ if mount -t tmpfs -o size=128k none "$full" 2> "$work/log"; then
   refuse 74 "bytes, * are free" "$capstan" import hf --output full/model
   refuse 74 "bytes, * are free" "$capstan" export model --output full/hf
   head -c 200000 /dev/zero | tr '\0' x > long.txt
-  refuse 74 "full/new.h5" "$capstan" prepare long.txt --output full/new.h5
+  refuse 74 "full/new.h5: *No space left on device" "$capstan" prepare long.txt --output full/new.h5
   mount -o remount,size=1700k "$full"  # room for one checkpoint with its reserve, and then not for a second one
   head -c 400000 /dev/zero > full/ballast
   refuse 74 "bytes, * are free" "$capstan" train r.cfg --run full/run --model.mlp_size 1200
@@ -252,7 +264,7 @@ recipe short.cfg 's/bytes/short/'
 refuse 65 "rank 0 of 2 (*): *short.h5 holds 36 tokens" $(two short.cfg r.cfg)
 [ $SECONDS -le 30 ] || { wrong=$((wrong + 1)); echo "BAD  3 failures of one rank took $SECONDS s; 10 s each are allowed"; }
 recipe lr.cfg '$a[optimizer]\nlr = 0.5'
-refuse 78 "the ranks do not agree on optimizer.lr: rank 0 (*) has '0.001', rank 1 (*) has '0.5'" $(two r.cfg lr.cfg)
+refuse 78 "the ranks do not agree on optimizer.lr: rank 0 (*) has '0.001', rank 1 (*) has '0.5'; give all ranks the same" $(two r.cfg lr.cfg)
 mkdir other
 (cd other && cp ../r.cfg . && cp ../short.h5 bytes.h5)
 sed -i 's/sequences = 2/sequences = 1/' r.cfg other/r.cfg

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A run that is stopped and started again, as a user does it: by the stop file's time limit, by a signal, by kill -9. The final
-# checkpoint and the losses equal those of the unbroken run, bit for bit, on the same ranks.
+# A run that is stopped and started again, as a user does it: by a time limit, the stop file, a signal, kill -9. The final checkpoint
+# and the losses equal those of the unbroken run, bit for bit, on the same ranks.
 # usage: resume_test.sh CAPSTAN
 set -euo pipefail
 capstan=$(realpath "${1:?the program}")
@@ -12,8 +12,14 @@ ln -s "$root/recipes" recipes
 local_ranks
 recipe_data "$capstan" smoke
 
-train() { mpirun --timeout 120 -n 2 "$capstan" train recipes/smoke.cfg --train.steps 40 --checkpoint.every 7 --checkpoint.keep 3 "$@" < /dev/null; }
-weights() { sha256sum "$1"/checkpoints/step-*40/weights-*.h5 | cut -d ' ' -f 1; }
+steps=40
+train() {  # train RANKS OPTION...
+  local ranks=$1
+  shift
+  mpirun --timeout 120 -n "$ranks" "$capstan" train recipes/smoke.cfg --train.steps $steps --checkpoint.every 7 --checkpoint.keep 3 \
+    "$@" < /dev/null
+}
+weights() { cat "$1"/checkpoints/step-*$steps/weights-*.h5 | sha256sum; }
 losses() { sed -E 's/"seconds".*"samples"/"samples"/' "$1/metrics.jsonl"; }
 expect_status() {  # expect_status CODE COMMAND...
   local wanted=$1 status=0
@@ -21,39 +27,67 @@ expect_status() {  # expect_status CODE COMMAND...
   "$@" > log 2>&1 || status=$?
   [ "$status" -eq "$wanted" ] || { cat log; echo "exit code $status, expected $wanted: $*"; exit 1; }
 }
-same() {  # same RUN: as the unbroken one
-  [ "$(weights "$1")" = "$(weights unbroken)" ] || { echo "$1: other weights or moments"; exit 1; }
-  diff <(losses "$1") <(losses unbroken) > /dev/null || { diff <(losses "$1") <(losses unbroken) | head -n 5; echo "$1: other losses"; exit 1; }
-  echo "$1: the same bits as the unbroken run"
+expect_line() { grep -q "$1" log || { cat log; echo "no line with: $1"; exit 1; }; }
+same() {  # same RUN AS
+  [ "$(weights "$1")" = "$(weights "$2")" ] || { echo "$1: other weights or moments than $2"; exit 1; }
+  diff <(losses "$1") <(losses "$2") > differing || { head -n 5 differing; echo "$1: other losses than $2"; exit 1; }
+  echo "$1: the same bits as $2, $(wc -l < "$1/metrics.jsonl") steps"
+}
+start_in_background() {  # start_in_background RUN: sets `launcher` and, once they make steps, `ranks`
+  train 2 --run "$1" > log 2>&1 &
+  launcher=$!
+  until grep -q '^step ' log; do
+    kill -0 $launcher || { cat log; echo "$1: ended before its first step"; exit 1; }
+    sleep 0.02
+  done
+  # The function runs in a shell of its own, mpirun in that, the ranks in mpirun.
+  mapfile -t ranks < <(pgrep -P "$(pgrep -P $launcher)")
 }
 
-expect_status 0 train --run unbroken
+expect_status 0 train 2 --run unbroken
 
 # --max-time that is over after the first step, again and again
-expect_status 75 train --run limited --max-time 0.000001
-expect_status 75 train --run limited --max-time 0.000001
-expect_status 0 train --run limited
-same limited
+expect_status 75 train 2 --run limited --max-time 0.000001
+expect_status 75 train 2 --run limited --max-time 0.000001
+expect_status 0 train 2 --run limited
+same limited unbroken
 
 # the stop file
 mkdir -p filed && touch filed/stop
-expect_status 75 train --run filed
+expect_status 75 train 2 --run filed
+expect_line "stopped after step 1"
 rm filed/stop
-expect_status 0 train --run filed
-same filed
+expect_status 0 train 2 --run filed
+same filed unbroken
 
-# kill -9 of every rank at some moment; what is left of it never hinders the next start
-for delay in 0.4 0.6 0.8; do
-  train --run killed > log 2>&1 &
-  sleep "$delay"
-  pkill -9 -f "train recipes/smoke.cfg.*--run killed" || true
-  wait || true
+# Longer, so that there is something to interrupt.
+steps=2000
+expect_status 0 train 2 --run long
+
+# a signal to one rank stops all of them
+for signal in TERM USR2; do
+  start_in_background signalled
+  kill -$signal "${ranks[0]}"
+  status=0
+  wait $launcher || status=$?
+  [ $status -eq 75 ] || { cat log; echo "exit code $status after SIG$signal, expected 75"; exit 1; }
 done
-expect_status 0 train --run killed
-same killed
+expect_status 0 train 2 --run signalled
+same signalled long
+
+# kill -9 of a rank or of all, at some moment; what is left never hinders the next start
+for delay in 0 0.3 0.6; do
+  start_in_background killed
+  sleep $delay
+  if [ $delay = 0 ]; then kill -9 "${ranks[0]}"; else kill -9 "${ranks[@]}" 2> /dev/null || true; fi
+  wait $launcher || true
+done
+expect_status 0 train 2 --run killed
+same killed long
 
 # a rerun with another learning rate is refused by name; with other ranks it goes on
-expect_status 78 train --run unbroken --optimizer.lr 0.5
-grep -q 'optimizer.lr' log || { cat log; echo "the refusal does not name optimizer.lr"; exit 1; }
-expect_status 0 mpirun --timeout 120 -n 3 "$capstan" train recipes/smoke.cfg --train.steps 42 --checkpoint.every 7 --checkpoint.keep 3 --run unbroken
-grep -q 'resumed' log || { cat log; exit 1; }
+expect_status 78 train 2 --run long --optimizer.lr 0.5
+expect_line "optimizer.lr"
+steps=2002
+expect_status 0 train 3 --run long
+expect_line "resumed"

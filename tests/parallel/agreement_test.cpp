@@ -38,11 +38,14 @@ TEST(Agreement, NamesTheFactAndBothRanks) {
     const std::string host = parallel::host_name();
     const bool last = world.rank() + 1 == world.size();
     EXPECT_EQ(disagreement(world, {{"binary", "abc"}, {"data file a.h5", last ? "77" : "76"}}),
-              fmt::format("the ranks do not agree on data file a.h5: rank 0 ({}) has '76', rank {} ({}) has '77'; give all ranks the same", host,
-                          world.size() - 1, host));
-    EXPECT_EQ(disagreement(world, last ? Facts{{"binary", "abc"}, {"more", "1"}} : Facts{{"binary", "abc"}}),
-              fmt::format("the ranks do not agree on more: rank 0 ({}) has nothing, rank {} ({}) has '1'; give all ranks the same", host,
-                          world.size() - 1, host));
+              fmt::format("the ranks do not agree on data file a.h5: rank 0 ({}) has '76', rank {} ({}) has '77'; give "
+                          "all ranks the same",
+                          host, world.size() - 1, host));
+    EXPECT_EQ(
+        disagreement(world, last ? Facts{{"binary", "abc"}, {"more", "1"}} : Facts{{"binary", "abc"}}),
+        fmt::format(
+            "the ranks do not agree on more: rank 0 ({}) has nothing, rank {} ({}) has '1'; give all ranks the same",
+            host, world.size() - 1, host));
   });
 }
 
@@ -64,10 +67,9 @@ class Environment {
   Environment& operator=(const Environment&) = delete;
 
  private:
-  static constexpr const char* names[] = {
-      "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_SIZE",     "PMI_RANK",      "MV2_COMM_WORLD_SIZE",
-      "MV2_COMM_WORLD_RANK",  "PMIX_RANK",            "SLURM_NTASKS", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS",
-      "SLURM_PROCID"};
+  static constexpr const char* names[] = {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_SIZE",    "PMI_RANK",
+                                          "MV2_COMM_WORLD_SIZE",  "MV2_COMM_WORLD_RANK",  "PMIX_RANK",   "SLURM_NTASKS",
+                                          "SLURM_STEP_ID",        "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"};
   std::map<std::string, std::string> before_;
 };
 
@@ -82,8 +84,10 @@ TEST(Launcher, IsFoundInTheEnvironment) {
   EXPECT_EQ(size_under({{"PMI_SIZE", "many"}}), 0);
   EXPECT_EQ(size_under({{"SLURM_NTASKS", "8"}}), 0) << "a batch script is no launcher";
   EXPECT_EQ(size_under({{"SLURM_NTASKS", "8"}, {"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "5"}}), 8);
-  EXPECT_EQ(size_under({{"SLURM_NTASKS", "8"}, {"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "5"},
-                        {"OMPI_COMM_WORLD_SIZE", "1"}}), 1) << "mpirun inside a Slurm step";
+  EXPECT_EQ(
+      size_under({{"SLURM_NTASKS", "8"}, {"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "5"}, {"OMPI_COMM_WORLD_SIZE", "1"}}),
+      1)
+      << "mpirun inside a Slurm step";
   EXPECT_EQ(size_under({{"PMIX_RANK", "2"}}), 3) << "at least";
 }
 

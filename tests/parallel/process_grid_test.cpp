@@ -49,7 +49,8 @@ TEST(ProcessGrid, RefusesRingsThatDoNotDivide) {
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), ExitCode::config);
         EXPECT_EQ(error.what(), fmt::format("a ring of {} ranks does not divide the 8 ranks of this run; allowed ring "
-                                            "sizes: 1, 2, 4, 8", ring_size));
+                                            "sizes: 1, 2, 4, 8",
+                                            ring_size));
       }
     }
   });

@@ -29,9 +29,7 @@ template <class T> View view_of(std::vector<T>& values) {
 template <class Body> Error error_of(const Body& body) {
   try {
     body();
-  } catch (const Error& error) {
-    return error;
-  }
+  } catch (const Error& error) { return error; }
   return Error(ExitCode::done, "no error");
 }
 
@@ -138,8 +136,9 @@ TEST(RankFailure, PeerThatNeverSendsIsNamedAtTheDeadline) {
     });
   });
   EXPECT_EQ(error.code(), ExitCode::io);
-  EXPECT_STREQ(error.what(), "rank 0: gave up after 0.2 s without an answer: from rank 2 (tag 5, 16 bytes); that rank "
-                             "is stuck, lost, or far behind");
+  EXPECT_STREQ(error.what(),
+               "rank 0: gave up after 0.2 s without an answer: from rank 2 (tag 5, 16 bytes); that rank "
+               "is stuck, lost, or far behind");
 }
 
 TEST(RankFailure, CollectiveThatARankLeavesOutIsNamed) {

@@ -38,7 +38,8 @@ void check_gradient(const std::vector<GradientInput>& inputs, const std::functio
     const std::int64_t stride = std::max<std::int64_t>(1, (count + most_elements - 1) / most_elements);
     for (std::int64_t i = 0; i < count; i += stride) {
       const double expected = difference_quotient(input.value.as<double>()[i], loss);
-      EXPECT_NEAR(input.gradient.as<double>()[i], expected, tolerance * largest) << "d" << input.name << "[" << i << "]";
+      EXPECT_NEAR(input.gradient.as<double>()[i], expected, tolerance * largest)
+          << "d" << input.name << "[" << i << "]";
     }
   }
 }

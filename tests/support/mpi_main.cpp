@@ -71,7 +71,8 @@ class AgreeOnFailures : public testing::EmptyTestEventListener {
     failures_ += text;
     // After a fatal failure the others may wait for this rank and the test may never end; outside of tests nobody asks.
     // (GoogleTest holds its lock here: asking it which test runs would never return.)
-    if (ranks_->rank() > 0 && (result.fatally_failed() || !in_test_)) std::fprintf(stderr, "rank %d: %s", ranks_->rank(), text.c_str());
+    if (ranks_->rank() > 0 && (result.fatally_failed() || !in_test_))
+      std::fprintf(stderr, "rank %d: %s", ranks_->rank(), text.c_str());
   }
 
   void OnTestEnd(const testing::TestInfo&) override {

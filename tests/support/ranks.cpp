@@ -34,9 +34,7 @@ void report(int count, const Error& error) {
 void run_as_threads(int count, const std::function<void(Communicator&)>& body) {
   try {
     parallel::run_on_threads(count, [&](Communicator& ranks) { run_body(ranks, body); });
-  } catch (const Error& error) {
-    report(count, error);
-  }
+  } catch (const Error& error) { report(count, error); }
 }
 
 /// All ranks come to the verdict, failed or not. If one has failed and the others do not come, they wait for a message

@@ -16,8 +16,7 @@ using kernels::View;
 namespace {
 
 /// Calls f(T{}) with the element type of the view.
-template <class F>
-void with_element(DType type, F&& f) {
+template <class F> void with_element(DType type, F&& f) {
   switch (type) {
     case DType::f64: return f(double{});
     case DType::f32: return f(float{});
@@ -49,7 +48,9 @@ std::uint64_t random_bits(std::uint64_t seed, std::uint64_t index) {
   return mix(mix(seed * golden + 1) + index * golden);
 }
 
-double uniform(std::uint64_t seed, std::uint64_t index) { return static_cast<double>(random_bits(seed, index) >> 11) * 0x1p-53; }
+double uniform(std::uint64_t seed, std::uint64_t index) {
+  return static_cast<double>(random_bits(seed, index) >> 11) * 0x1p-53;
+}
 
 double normal(std::uint64_t seed, std::uint64_t index) {
   const double radius = std::sqrt(-2 * std::log(1 - uniform(seed, 2 * index)));
@@ -74,19 +75,23 @@ Tensor tensor_of(Shape shape, DType type, Device device, const std::vector<doubl
   return tensor;
 }
 
-Tensor converted(const View& view, DType type, Device device) { return tensor_of(view.shape(), type, device, values_of(view)); }
+Tensor converted(const View& view, DType type, Device device) {
+  return tensor_of(view.shape(), type, device, values_of(view));
+}
 
 std::vector<double> values_of(const View& view) {
   std::vector<double> values(static_cast<std::size_t>(view.elements()));
   with_element(view.type(), [&](auto zero) {
     using T = decltype(zero);
-    std::transform(view.as<T>(), view.as<T>() + view.elements(), values.begin(), [](T value) { return static_cast<double>(value); });
+    std::transform(view.as<T>(), view.as<T>() + view.elements(), values.begin(),
+                   [](T value) { return static_cast<double>(value); });
   });
   return values;
 }
 
 bool same_bits(const View& a, const View& b) {
-  CAPSTAN_CHECK(a.type() == b.type() && a.elements() == b.elements(), "{} against {}", a.shape().text(), b.shape().text());
+  CAPSTAN_CHECK(a.type() == b.type() && a.elements() == b.elements(), "{} against {}", a.shape().text(),
+                b.shape().text());
   return a.bytes() == 0 || std::memcmp(a.data(), b.data(), static_cast<std::size_t>(a.bytes())) == 0;
 }
 

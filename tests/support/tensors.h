@@ -14,11 +14,14 @@ double uniform(std::uint64_t seed, std::uint64_t index);  ///< [0, 1)
 double normal(std::uint64_t seed, std::uint64_t index);   ///< mean 0, variance 1
 
 /// scale · normal, rounded to f32 also in f64: one seed gives the same numbers in every type and on every device.
-kernels::Tensor random_tensor(kernels::Shape shape, kernels::DType type, kernels::Device device, std::uint64_t seed, double scale = 1);
+kernels::Tensor random_tensor(kernels::Shape shape, kernels::DType type, kernels::Device device, std::uint64_t seed,
+                              double scale = 1);
 /// Ids in [low, high), i32.
-kernels::Tensor random_ids(kernels::Shape shape, kernels::Device device, std::uint64_t seed, std::int32_t low, std::int32_t high);
+kernels::Tensor random_ids(kernels::Shape shape, kernels::Device device, std::uint64_t seed, std::int32_t low,
+                           std::int32_t high);
 /// The given values, row major, cast to type.
-kernels::Tensor tensor_of(kernels::Shape shape, kernels::DType type, kernels::Device device, const std::vector<double>& values);
+kernels::Tensor tensor_of(kernels::Shape shape, kernels::DType type, kernels::Device device,
+                          const std::vector<double>& values);
 /// A copy, cast to another type and moved to another device.
 kernels::Tensor converted(const kernels::View& view, kernels::DType type, kernels::Device device);
 std::vector<double> values_of(const kernels::View& view);

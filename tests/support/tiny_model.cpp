@@ -25,7 +25,8 @@ std::unique_ptr<framework::Model> tiny_model(const TinyShape& shape, std::uint64
   position.cope_positions = 6;  // P = 5: rows saturate within a dozen tokens
   framework::resolve_sizes(config, position);
   auto model = std::make_unique<framework::Model>(config, position);
-  model->parameters().allocate(shape.device, shape.type, true, [](const std::string&) { return true; }, shape.ranks);
+  model->parameters().allocate(
+      shape.device, shape.type, true, [](const std::string&) { return true; }, shape.ranks);
   std::uint64_t stream = seed * 1000;
   for (framework::Parameter& p : model->parameters().all()) {
     const double scale = p.shape.rank() == 1 ? 0.1 : 0.4;
@@ -38,20 +39,24 @@ std::unique_ptr<framework::Model> tiny_model(const TinyShape& shape, std::uint64
   return model;
 }
 
-framework::Batch tiny_batch(const parallel::SequenceLayout& layout, int rank, const TinyShape& shape, std::int64_t sequences,
-                            const std::vector<std::int64_t>& documents, std::uint64_t seed) {
+framework::Batch tiny_batch(const parallel::SequenceLayout& layout, int rank, const TinyShape& shape,
+                            std::int64_t sequences, const std::vector<std::int64_t>& documents, std::uint64_t seed) {
   const std::vector<std::int64_t> index = layout.local_index(rank);
   const std::int64_t local = std::int64_t(index.size());
   framework::Batch batch;
   batch.length = layout.length();
   for (Tensor* ints : {&batch.tokens, &batch.targets}) *ints = Tensor({sequences, local}, DType::i32, shape.device);
-  for (Tensor* longs : {&batch.index, &batch.position, &batch.document}) *longs = Tensor({sequences, local}, DType::i64, shape.device);
-  const auto token = [&](std::int64_t b, std::int64_t t) { return std::int32_t(random_bits(seed + std::uint64_t(b), std::uint64_t(t)) % std::uint64_t(shape.vocabulary)); };
+  for (Tensor* longs : {&batch.index, &batch.position, &batch.document})
+    *longs = Tensor({sequences, local}, DType::i64, shape.device);
+  const auto token = [&](std::int64_t b, std::int64_t t) {
+    return std::int32_t(random_bits(seed + std::uint64_t(b), std::uint64_t(t)) % std::uint64_t(shape.vocabulary));
+  };
   for (std::int64_t b = 0; b < sequences; ++b)
     for (std::int64_t i = 0; i < local; ++i) {
       const std::int64_t t = index[i], at = b * local + i;
       std::int64_t document = 0, begin = 0;
-      while (document < std::int64_t(documents.size()) && t >= begin + documents[document]) begin += documents[document++];
+      while (document < std::int64_t(documents.size()) && t >= begin + documents[document])
+        begin += documents[document++];
       batch.tokens.as<std::int32_t>()[at] = token(b, t);
       batch.targets.as<std::int32_t>()[at] = t % 7 == 6 ? -1 : token(b, t + 1);
       batch.index.as<std::int64_t>()[at] = t;
@@ -66,8 +71,8 @@ parallel::Ring tiny_ring(parallel::Communicator& comm, std::int64_t length, std:
   return {comm, layout, parallel::contiguous_schedule(layout)};
 }
 
-LossAndGradients loss_and_gradients(framework::Model& model, const parallel::Ring& ring, const framework::Batch& batch, std::int64_t tile,
-                                    framework::Keep keep) {
+LossAndGradients loss_and_gradients(framework::Model& model, const parallel::Ring& ring, const framework::Batch& batch,
+                                    std::int64_t tile, framework::Keep keep) {
   model.parameters().gradients().fill_zero();
   framework::Pass pass = model.forward(ring, batch, tile, keep);
   LossAndGradients out;

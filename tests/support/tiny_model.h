@@ -26,8 +26,9 @@ std::vector<std::string> tiny_kinds();
 
 /// `sequences` random sequences of `length` tokens, this rank's shard. documents: lengths of packed documents (the last one
 /// takes the rest); empty: one document. Every seventh target counts nothing.
-framework::Batch tiny_batch(const parallel::SequenceLayout& layout, int rank, const TinyShape& shape, std::int64_t sequences,
-                            const std::vector<std::int64_t>& documents = {}, std::uint64_t seed = 5);
+framework::Batch tiny_batch(const parallel::SequenceLayout& layout, int rank, const TinyShape& shape,
+                            std::int64_t sequences, const std::vector<std::int64_t>& documents = {},
+                            std::uint64_t seed = 5);
 
 parallel::Ring tiny_ring(parallel::Communicator& comm, std::int64_t length, std::int64_t tile);
 
@@ -36,7 +37,7 @@ struct LossAndGradients {
   double loss = 0;
   std::vector<double> gradients;  ///< the trainable buffer, without padding
 };
-LossAndGradients loss_and_gradients(framework::Model& model, const parallel::Ring& ring, const framework::Batch& batch, std::int64_t tile,
-                                    framework::Keep keep = framework::Keep::ring);
+LossAndGradients loss_and_gradients(framework::Model& model, const parallel::Ring& ring, const framework::Batch& batch,
+                                    std::int64_t tile, framework::Keep keep = framework::Keep::ring);
 
 }  // namespace capstan::tests
