@@ -102,10 +102,10 @@ void declare(Table& t, DataConfig& d) {
   t.section("data");
   t.text("train", d.train, "FILES", "Token files to train on, separated by commas.");
   t.text("weights", d.weights, "NUMBERS", "One weight per training file, separated by commas. Empty: by tokens.");
-  t.text("validation", d.validation, "FILE", "Token file for the validation loss. Empty: none.").may_change = true;
-  t.text("tokenizer", d.tokenizer, "bytes|MODEL",
-         "Tokenizer that made the files, checked and put into checkpoints. Empty: model.from's; bytes needs no naming.")
-      .may_change = true;
+  t.text("validation", d.validation, "FILE", "Token file for the validation loss. Empty: none.");
+  t.text(
+      "tokenizer", d.tokenizer, "bytes|MODEL",
+      "Tokenizer that made the files, checked and put into checkpoints. Empty: model.from's; bytes needs no naming.");
   t.integer("context", d.context, 1, longest, "tokens", "Length of a training sequence.");
   t.choice("documents", d.documents, {"separate", "joined"},
            "separate: attention and positions stay within a document; joined: one stream of text.");

@@ -120,8 +120,8 @@ TEST(Options, OnlyLimitsIntervalsAndTheGridMayChange) {
   std::set<std::string> names;
   for (const Option& option : options(recipe))
     if (option.may_change) names.insert(option.name);
-  EXPECT_EQ(names, (std::set<std::string>{"checkpoint.every", "checkpoint.keep", "data.validation", "grid.ring",
-                                          "grid.schedule", "train.max_time", "train.steps", "train.validate_every",
+  EXPECT_EQ(names, (std::set<std::string>{"checkpoint.every", "checkpoint.keep", "grid.ring", "grid.schedule",
+                                          "train.max_time", "train.steps", "train.validate_every",
                                           "train.validate_sequences"}));
 }
 
