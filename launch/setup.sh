@@ -30,7 +30,7 @@ install_packages() {  # install_packages KIND...: as root, installs; else ends w
 
 build_jobs() {  # one compiler per core and per 2 GiB of memory
   local cores memory
-  cores=$(nproc)
+  cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)  # nproc obeys them
   memory=$(awk '/^MemAvailable:/ { print int($2 / 2097152) }' /proc/meminfo)
   [ "$memory" -ge 1 ] || memory=1
   echo $((cores < memory ? cores : memory))

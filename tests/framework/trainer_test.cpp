@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <mutex>
 
 #include "framework/files.h"
@@ -283,6 +284,21 @@ TEST(TrainerResume, OtherRanksGetTheSameState) {
     for (std::size_t i = 0; i < 3; ++i) EXPECT_NEAR(rest.losses[i], all.losses[i], 1e-5 * all.losses[i]);
   });
   std::filesystem::remove_all(run);
+}
+
+TEST(Trainer, WeightsThatAreNotFiniteAreNotSaved) {
+  const testing::TestFolder folder;
+  const auto self = parallel::make_self_communicator();
+  Trainer trainer(tiny_recipe("rope"), *self);
+  trainer.model().parameters().trainable_values().as<double>()[0] = std::numeric_limits<double>::infinity();
+  try {
+    trainer.save(folder.path());
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("'model.embed_tokens.weight' not finite"), std::string::npos)
+        << error.what();
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
 TEST(Trainer, TooFewTokensNameBothNumbers) {
