@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# What bad input gets, as docs/errors.md promises: its exit code, one line that names place, value, what is allowed and what to do,
-# and nothing half-written. Every case starts the real program.
+# What bad input gets, as docs/errors.md promises: its exit code, one line that names place, value, what is allowed and
+# what to do, and nothing half-written. Every case starts the real program.
 # usage: bad_input_test.sh CAPSTAN
+# shellcheck disable=SC2016,SC2046,SC2154  # $ of sed; words of $(ranks N) that are to split; setup.sh sets root
 set -euo pipefail
 capstan=$(realpath "${1:?the program}")
 . "$(dirname "$0")/../../launch/setup.sh"
@@ -24,7 +25,8 @@ complain() {  # complain WHAT: and show what the command printed
 }
 # What stays for good. A run folder may begin before its first step fails: those files are whole.
 files() { find . -type f ! -name lock ! -name config.cfg ! -name metrics.jsonl -exec cksum {} + | sort; }
-refuse() {  # refuse CODE PATTERN COMMAND...: it ends with CODE and one line of ours that fits the glob *PATTERN*; no file changes
+# refuse CODE PATTERN COMMAND...: it ends with CODE and one line of ours that fits the glob *PATTERN*; no file changes
+refuse() {
   local code=$1 pattern=$2 status=0 before after
   shift 2
   cases=$((cases + 1))
@@ -37,7 +39,10 @@ refuse() {  # refuse CODE PATTERN COMMAND...: it ends with CODE and one line of 
   grep '^capstan: ' "$work/err"
   # shellcheck disable=SC2053  # a glob
   [[ $(grep '^capstan: ' "$work/err") == *$pattern* ]] || { complain "the line does not say *$pattern*: $*"; return; }
-  [ "$before" = "$after" ] || { complain "files changed: $*"; diff <(echo "$before") <(echo "$after") | sed 's/^/     /'; }
+  if [ "$before" != "$after" ]; then
+    complain "files changed: $*"
+    diff <(echo "$before") <(echo "$after") | sed 's/^/     /' || true
+  fi
 }
 accept() {  # accept PATTERN COMMAND...: it works, and its output fits
   local pattern=$1 status=0
@@ -73,19 +78,24 @@ TEXT
 ranks() { echo mpirun --timeout 50 -n "$1" "$capstan"; }  # for commands whose words hold no space
 
 stories=$root/recipes/models/stories260K
-"$capstan" prepare "$root/recipes/data/stories-heldout.jsonl" --output bytes.h5 > "$work/log"
-"$capstan" prepare "$root/recipes/data/stories-heldout.jsonl" --tokenizer "$stories/tokenizer.model" --output pieces.h5 > "$work/log"
+heldout=$root/recipes/data/stories-heldout.jsonl
+"$capstan" prepare "$heldout" --output bytes.h5 > "$work/log"
+"$capstan" prepare "$heldout" --tokenizer "$stories/tokenizer.model" --output pieces.h5 > "$work/log"
 "$capstan" import "$stories" --output model --end-token 1 > "$work/log"
 recipe r.cfg
 "$capstan" train r.cfg --run run > "$work/log"
 
 echo "options"
 refuse 2 "unknown subcommand trian of capstan; did you mean capstan train?" "$capstan" trian r.cfg
-refuse 2 "unknown option --optimizer.rl of capstan train; did you mean --optimizer.lr?" "$capstan" train r.cfg --optimizer.rl 1
-refuse 2 "unknown option --windw of capstan eval perplexity; did you mean --window?" "$capstan" eval perplexity --windw 3
-refuse 2 "--train.steps has no meaning for capstan generate; of a recipe's options it takes --position.*" "$capstan" generate --train.steps 3
+refuse 2 "unknown option --optimizer.rl of capstan train; did you mean --optimizer.lr?" \
+  "$capstan" train r.cfg --optimizer.rl 1
+refuse 2 "unknown option --windw of capstan eval perplexity; did you mean --window?" \
+  "$capstan" eval perplexity --windw 3
+refuse 2 "--train.steps has no meaning for capstan generate; of a recipe's options it takes --position.*" \
+  "$capstan" generate --train.steps 3
 refuse 2 "--window = 0 is not allowed; give 1 to" "$capstan" eval perplexity --model model --data pieces.h5 --window 0
-refuse 2 "--stride 9 is longer than --window 8" "$capstan" eval perplexity --model model --data pieces.h5 --window 8 --stride 9
+refuse 2 "--stride 9 is longer than --window 8" \
+  "$capstan" eval perplexity --model model --data pieces.h5 --window 8 --stride 9
 refuse 2 "needs --output FILE" "$capstan" prepare bytes.h5
 refuse 2 "capstan import: --output is empty; give DIR" "$capstan" import "$stories" --output=
 refuse 2 "--run is empty; name a folder" "$capstan" train r.cfg --run=
@@ -104,9 +114,11 @@ recipe twice.cfg 's/^mlp_size.*/layers = 2/'
 refuse 78 "twice.cfg:4: model.layers is given a second time (first in line 3)" "$capstan" train twice.cfg
 refuse 78 "command line: model.layers = 0 is not allowed; give 1 to 4096 layers" "$capstan" train r.cfg --model.layers 0
 refuse 78 "r.cfg: model.hidden_size = 16 is not a multiple of model.heads = 3" "$capstan" train r.cfg --model.heads 3
-refuse 78 "r.cfg: model.heads = 4 is not a multiple of model.kv_heads = 3" "$capstan" train r.cfg --model.heads 4 --model.kv_heads 3
+refuse 78 "r.cfg: model.heads = 4 is not a multiple of model.kv_heads = 3" \
+  "$capstan" train r.cfg --model.heads 4 --model.kv_heads 3
 refuse 78 "the head size is 1, but position.kind = rope turns pairs" "$capstan" plan r.cfg --model.heads 16
-refuse 78 "a ring of 3 ranks does not divide the 2 ranks of this run; allowed ring sizes: 1, 2" $(ranks 2) train r.cfg --grid.ring 3
+refuse 78 "a ring of 3 ranks does not divide the 2 ranks of this run; allowed ring sizes: 1, 2" \
+  $(ranks 2) train r.cfg --grid.ring 3
 refuse 78 "train.frozen = \* leave nothing to train" "$capstan" train r.cfg --train.frozen '*' --run frozen
 refuse 74 "none.cfg: cannot open: No such file" "$capstan" train none.cfg
 
@@ -126,7 +138,8 @@ refuse 74 "rank 0 of 2 (*): none.txt: cannot open: No such file" $(ranks 2) prep
 echo "Once upon a time there was a QZQZ." > short.txt
 refuse 74 "none.model: cannot open: No such file" "$capstan" prepare short.txt --tokenizer none.model --output new.h5
 head -c 3000 "$stories/tokenizer.model" > cut.model
-refuse 65 "cut.model: not a SentencePiece model, or damaged" "$capstan" prepare short.txt --tokenizer cut.model --output new.h5
+refuse 65 "cut.model: not a SentencePiece model, or damaged" \
+  "$capstan" prepare short.txt --tokenizer cut.model --output new.h5
 refuse 65 "text.csv: not a SentencePiece model" "$capstan" prepare short.txt --tokenizer text.csv --output new.h5
 
 echo "token files"
@@ -134,34 +147,48 @@ refuse 74 "none.h5: cannot open: No such file" "$capstan" train r.cfg --data.tra
 head -c 5000 bytes.h5 > cut.h5
 refuse 65 "cut.h5: not an HDF5 file, or truncated" "$capstan" train r.cfg --data.train cut.h5 --run none
 refuse 65 "text.csv: not an HDF5 file" "$capstan" plan r.cfg --data.train text.csv
-refuse 65 "empty.txt: empty; an HDF5 file was expected" "$capstan" eval perplexity --model model --data empty.txt --window 8
+refuse 65 "empty.txt: empty; an HDF5 file was expected" \
+  "$capstan" eval perplexity --model model --data empty.txt --window 8
 refuse 65 "weights-0000.h5: format ''" "$capstan" train r.cfg --data.train model/weights-0000.h5 --run none
 "$capstan" prepare short.txt --output short.h5 > "$work/log"
-refuse 65 "short.h5: holds 36 tokens, a sequence of data.context 64 needs 65" "$capstan" train r.cfg --data.train short.h5 --data.context 64 --run none
-refuse 65 "short.h5 holds 36 tokens = 1 sequences of 32, one step needs train.sequences = 2" "$capstan" train r.cfg --data.train short.h5 --run none
-refuse 65 "short.h5 holds 36 tokens = 1 sequences of 32, one step needs train.sequences = 2" "$capstan" plan r.cfg --data.train short.h5
-refuse 65 "short.h5: 36 tokens; a window of 64 needs 65" "$capstan" eval perplexity --model run --data short.h5 --window 64 --documents joined
-refuse 65 "bytes.h5: its vocabulary of 258 is larger than the model's 100" "$capstan" train r.cfg --model.vocabulary 100 --run none
+refuse 65 "short.h5: holds 36 tokens, a sequence of data.context 64 needs 65" \
+  "$capstan" train r.cfg --data.train short.h5 --data.context 64 --run none
+refuse 65 "short.h5 holds 36 tokens = 1 sequences of 32, one step needs train.sequences = 2" \
+  "$capstan" train r.cfg --data.train short.h5 --run none
+refuse 65 "short.h5 holds 36 tokens = 1 sequences of 32, one step needs train.sequences = 2" \
+  "$capstan" plan r.cfg --data.train short.h5
+refuse 65 "short.h5: 36 tokens; a window of 64 needs 65" \
+  "$capstan" eval perplexity --model run --data short.h5 --window 64 --documents joined
+refuse 65 "bytes.h5: its vocabulary of 258 is larger than the model's 100" \
+  "$capstan" train r.cfg --model.vocabulary 100 --run none
 offset=$(LC_ALL=C grep -aobP 'Q\0Z\0Q\0Z\0' short.h5 | cut -d : -f 1)
 cp short.h5 id.h5
 printf '\377\377' | dd of=id.h5 bs=1 seek="$offset" conv=notrunc status=none
-refuse 65 "id.h5: token 30 has id 65535, the vocabulary has 258" "$capstan" train r.cfg --data.train id.h5 --train.sequences 1 --run id
-refuse 65 "id.h5: token 30 has id 65535, the vocabulary has 258" $(ranks 2) train r.cfg --data.train id.h5 --train.sequences 1 --run id
+refuse 65 "id.h5: token 30 has id 65535, the vocabulary has 258" \
+  "$capstan" train r.cfg --data.train id.h5 --train.sequences 1 --run id
+refuse 65 "id.h5: token 30 has id 65535, the vocabulary has 258" \
+  $(ranks 2) train r.cfg --data.train id.h5 --train.sequences 1 --run id
 
 echo "tokenizers"
-refuse 65 "pieces.h5: made with tokenizer tokenizer.model *, but that of bytes.h5 is bytes" "$capstan" train r.cfg --data.train bytes.h5,pieces.h5 --run none
-refuse 65 "pieces.h5: made with tokenizer tokenizer.model *, but data.tokenizer = bytes is bytes" "$capstan" train r.cfg --data.train pieces.h5 --data.tokenizer bytes --run none
-refuse 65 "bytes.h5: made with tokenizer bytes *, but that of the model model is tokenizer.model" "$capstan" train r.cfg --model.from model --run none
-refuse 65 "bytes.h5: made with tokenizer bytes *, but that of the model model is tokenizer.model" "$capstan" plan r.cfg --model.from model
+refuse 65 "pieces.h5: made with tokenizer tokenizer.model *, but that of bytes.h5 is bytes" \
+  "$capstan" train r.cfg --data.train bytes.h5,pieces.h5 --run none
+refuse 65 "pieces.h5: made with tokenizer tokenizer.model *, but data.tokenizer = bytes is bytes" \
+  "$capstan" train r.cfg --data.train pieces.h5 --data.tokenizer bytes --run none
+refuse 65 "bytes.h5: made with tokenizer bytes *, but that of the model model is tokenizer.model" \
+  "$capstan" train r.cfg --model.from model --run none
+refuse 65 "bytes.h5: made with tokenizer bytes *, but that of the model model is tokenizer.model" \
+  "$capstan" plan r.cfg --model.from model
 refuse 78 "command line over model: position.factor = 2 has no effect with position.scaling = none" \
   "$capstan" eval perplexity --model model --data pieces.h5 --window 8 --position.factor 2
 refuse 65 "bytes.h5: made with tokenizer bytes" "$capstan" eval perplexity --model model --data bytes.h5 --window 8
 refuse 74 "none.model: cannot open" "$capstan" train r.cfg --data.tokenizer none.model --run none
-refuse 65 "run/checkpoints/step-000002: names no end token" "$capstan" generate --model run --documents 1 --output new.jsonl
+refuse 65 "run/checkpoints/step-000002: names no end token" \
+  "$capstan" generate --model run --documents 1 --output new.jsonl
 accept "Once" "$capstan" generate --model run --prompt Once --tokens 4
 accept "one BOS" "$capstan" eval passkey --model run --lengths 400 --depths 1 --trials 1
 accept "step 2/2" "$capstan" train r.cfg --data.train pieces.h5 --run ids
-refuse 65 "ids/checkpoints/step-000002: the model has no tokenizer" "$capstan" generate --model ids --prompt Once --tokens 4
+refuse 65 "ids/checkpoints/step-000002: the model has no tokenizer" \
+  "$capstan" generate --model ids --prompt Once --tokens 4
 accept "step 2/2" "$capstan" train r.cfg --data.train pieces.h5 --data.tokenizer "$stories/tokenizer.model" --run text
 accept "Once" "$capstan" generate --model text --prompt Once --tokens 4
 accept "one BOS" "$capstan" eval passkey --model text --lengths 400 --depths 1 --trials 1
@@ -169,14 +196,18 @@ refuse 2 "--lengths 50: the prompt without any garbage has" "$capstan" eval pass
 
 echo "models"
 refuse 74 "none: no such folder" "$capstan" generate --model none --prompt a
-refuse 65 "stories260K: holds no manifest.json; turn this Hugging Face folder into a model with capstan import" "$capstan" generate --model "$stories" --prompt a
+refuse 65 "stories260K: holds no manifest.json; turn this Hugging Face folder into a model with capstan import" \
+  "$capstan" generate --model "$stories" --prompt a
 cp -r model cut-model
 truncate -s -100 cut-model/weights-0000.h5
-refuse 65 "cut-model/weights-0000.h5: damaged: * bytes, the manifest says" "$capstan" generate --model cut-model --prompt a
-refuse 65 "cut-model/weights-0000.h5: damaged" "$capstan" train r.cfg --model.from cut-model --data.train pieces.h5 --run none
+refuse 65 "cut-model/weights-0000.h5: damaged: * bytes, the manifest says" \
+  "$capstan" generate --model cut-model --prompt a
+refuse 65 "cut-model/weights-0000.h5: damaged" \
+  "$capstan" train r.cfg --model.from cut-model --data.train pieces.h5 --run none
 rm cut-model/weights-0000.h5
 refuse 65 "cut-model/weights-0000.h5: missing, but the manifest lists it" "$capstan" inspect cut-model
-refuse 65 "tensor 'model.embed_tokens.weight' is \[512, 64\], this model's is \[512, 32\]; the checkpoint is of another model" \
+refuse 65 "tensor 'model.embed_tokens.weight' is \[512, 64\], this model's is \[512, 32\]; * of another model" \
+  \
   "$capstan" train r.cfg --model.from model --model.hidden_size 32 --model.head_size 8 --data.train pieces.h5 --run none
 refuse 78 "run was started with model.layers = 1, this command says 2" "$capstan" train r.cfg --model.layers 2 --run run
 refuse 78 "run was started with optimizer.lr" "$capstan" train r.cfg --optimizer.lr 0.5 --run run
@@ -206,7 +237,8 @@ truncate -s -1000 hf/model.safetensors
 refuse 65 "hf/model.safetensors: " $(import)
 truncate -s 5 hf/model.safetensors
 refuse 65 "hf/model.safetensors: " $(import)
-echo '{"metadata": {}, "weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors"}}' > hf/model.safetensors.index.json
+echo '{"metadata": {}, "weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors"}}' \
+  > hf/model.safetensors.index.json
 rm hf/model.safetensors
 refuse 74 "hf/model-00001-of-00001.safetensors: cannot open" $(import)
 rm hf/model.safetensors.index.json
@@ -228,7 +260,8 @@ accept "exported" "$capstan" export run --output mine-too
 
 echo "places to write"
 refuse 74 "blank.txt/checkpoints: cannot be made" "$capstan" train r.cfg --run blank.txt
-refuse 74 "--json none/a.json: there is no folder none" "$capstan" eval perplexity --model model --data pieces.h5 --window 8 --json none/a.json
+refuse 74 "--json none/a.json: there is no folder none" \
+  "$capstan" eval perplexity --model model --data pieces.h5 --window 8 --json none/a.json
 refuse 74 "--output mine: is a folder" "$capstan" generate --model model --prompt a --output mine
 "$capstan" train r.cfg --train.steps 1000000000 --checkpoint.every 0 --run busy > "$work/busy" 2>&1 &
 busy=$!
@@ -254,33 +287,39 @@ else
 fi
 
 echo "ranks"
-refuse 78 "the launcher started 3 ranks (PMI_SIZE is set) but MPI sees only one" env PMI_SIZE=3 "$capstan" train r.cfg --run none
-refuse 78 "the launcher started 2 ranks (OMPI_COMM_WORLD_SIZE is set) but MPI sees only one" env OMPI_COMM_WORLD_SIZE=2 "$capstan" train r.cfg --run none
+refuse 78 "the launcher started 3 ranks (PMI_SIZE is set) but MPI sees only one" \
+  env PMI_SIZE=3 "$capstan" train r.cfg --run none
+refuse 78 "the launcher started 2 ranks (OMPI_COMM_WORLD_SIZE is set) but MPI sees only one" \
+  env OMPI_COMM_WORLD_SIZE=2 "$capstan" train r.cfg --run none
 two() { echo mpirun --timeout 50 -n 1 "$capstan" train "$1" --run two : -n 1 "$capstan" train "$2" --run two; }
+in_two_folders() { echo mpirun --timeout 50 -n 1 "$capstan" "$*" : -n 1 --wdir "$work/here/other" "$capstan" "$*"; }
 SECONDS=0
 refuse 74 "rank 1 of 2 (*): none.cfg: cannot open: No such file" $(two r.cfg none.cfg)
 refuse 78 "rank 1 of 2 (*): range.cfg:11: train.sequences = 0 is not allowed" $(two r.cfg range.cfg)
 recipe short.cfg 's/bytes/short/'
 refuse 65 "rank 0 of 2 (*): *short.h5 holds 36 tokens" $(two short.cfg r.cfg)
-[ $SECONDS -le 30 ] || { wrong=$((wrong + 1)); echo "BAD  3 failures of one rank took $SECONDS s; 10 s each are allowed"; }
+[ $SECONDS -le 30 ] || { wrong=$((wrong + 1)); echo "BAD  3 failures of one rank took $SECONDS s, not 10 s each"; }
 recipe lr.cfg '$a[optimizer]\nlr = 0.5'
-refuse 78 "the ranks do not agree on optimizer.lr: rank 0 (*) has '0.001', rank 1 (*) has '0.5'; give all ranks the same" $(two r.cfg lr.cfg)
+refuse 78 "the ranks do not agree on optimizer.lr: rank 0 (*) has '0.001', rank 1 (*) has '0.5'; give all" \
+  $(two r.cfg lr.cfg)
 mkdir other
 (cd other && cp ../r.cfg . && cp ../short.h5 bytes.h5)
 sed -i 's/sequences = 2/sequences = 1/' r.cfg other/r.cfg
 refuse 78 "the ranks do not agree on data file bytes.h5: rank 0 (*) has '*', rank 1 (*) has '*'" \
-  mpirun --timeout 50 -n 1 "$capstan" train r.cfg --run two : -n 1 --wdir "$work/here/other" "$capstan" train r.cfg --run two
+  $(in_two_folders train r.cfg --run two)
 cp -r text/checkpoints/step-000002 other/model
 refuse 78 "the ranks do not agree on model" \
-  mpirun --timeout 50 -n 1 "$capstan" generate --model model --prompt a : -n 1 --wdir "$work/here/other" "$capstan" generate --model model --prompt a
+  $(in_two_folders generate --model model --prompt a)
 
 echo "a loss that is not finite"
-recipe wild.cfg 's/^steps.*/steps = 50/' '$a[optimizer]\nlr = 1000\nweight_decay = 100\n[schedule]\nkind = constant'
+recipe wild.cfg 's/^steps.*/steps = 50/' \
+  '$a[optimizer]\nlr = 1000\nweight_decay = 100\n[schedule]\nkind = constant'
 status=0
 timeout 60 $(ranks 2) train wild.cfg --run wild > "$work/out" 2> "$work/err" || status=$?
 cases=$((cases + 1))
 [ $status -eq 1 ] || complain "a diverging run ends with exit code $status, not 1"
-[ "$(grep -c '^capstan: step .*is not finite.*nothing was updated.*the last checkpoint is kept' "$work/err")" -eq 1 ] || complain "no line about it"
+[ "$(grep -c '^capstan: step .*is not finite.*nothing was updated.*the last checkpoint is kept' "$work/err")" -eq 1 ] ||
+  complain "not one line about it"
 steps=$(wc -l < wild/metrics.jsonl)
 [ -d "wild/checkpoints/$(printf 'step-%06d' "$steps")" ] || complain "the checkpoint of step $steps is not there"
 accept "step" "$capstan" inspect wild

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# A run that is stopped and started again, as a user does it: by a time limit, the stop file, a signal, kill -9. The final checkpoint
-# and the losses equal those of the unbroken run, bit for bit, on the same ranks.
+# A run that is stopped and started again, as a user does it: by a time limit, the stop file, a signal, kill -9. The
+# final checkpoint and the losses equal those of the unbroken run, bit for bit, on the same ranks.
 # usage: resume_test.sh CAPSTAN
+# shellcheck disable=SC2154  # setup.sh sets root
 set -euo pipefail
 capstan=$(realpath "${1:?the program}")
 . "$(dirname "$0")/../../launch/setup.sh"
@@ -14,8 +15,8 @@ recipe_data "$capstan" smoke
 
 steps=40
 command_of() {  # command_of RANKS OPTION...: sets `command`
-  command=(mpirun --timeout 120 -n "$1" "$capstan" train recipes/smoke.cfg --train.steps $steps --checkpoint.every 7 --checkpoint.keep 3
-    "${@:2}")
+  command=(mpirun --timeout 120 -n "$1" "$capstan" train recipes/smoke.cfg --train.steps "$steps" --checkpoint.every 7
+    --checkpoint.keep 3 "${@:2}")
 }
 train() {  # train RANKS OPTION...
   command_of "$@"
@@ -82,7 +83,7 @@ same signalled long
 for delay in 0 0.3 0.6; do
   start_in_background killed
   sleep $delay
-  if [ $delay = 0 ]; then kill -9 "${ranks[0]}"; else kill -9 "${ranks[@]}" 2> /dev/null || true; fi
+  if [ $delay = 0 ]; then kill -9 "${ranks[0]}"; else kill -9 "${ranks[@]}"; fi || true
   wait $launcher || true
 done
 expect_status 0 train 2 --run killed
