@@ -1,6 +1,7 @@
 #include <cuda_runtime.h>
 
-#include "kernels/check.h"
+#include <stdexcept>
+
 #include "kernels/device_cuda.h"
 
 namespace capstan::kernels {
@@ -13,14 +14,15 @@ template __global__ void probe<float>(float*);
 }  // namespace
 
 std::string cuda_build() {
-  return fmt::format("CUDA {}.{}, {}", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10, CAPSTAN_CUDA_NAMES);
+  return "CUDA " + std::to_string(CUDART_VERSION / 1000) + "." + std::to_string(CUDART_VERSION % 1000 / 10) + ", " +
+         CAPSTAN_CUDA_NAMES;
 }
 
 int cuda_device_count() {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status == cudaErrorNoDevice || status == cudaErrorInsufficientDriver) return 0;
-  if (status != cudaSuccess) fail(ExitCode::internal, "cudaGetDeviceCount: {}", cudaGetErrorString(status));
+  if (status != cudaSuccess) throw std::runtime_error(std::string("cudaGetDeviceCount: ") + cudaGetErrorString(status));
   return count;
 }
 
