@@ -101,6 +101,15 @@ double distance(const std::vector<double>& a, const std::vector<double>& b) {
 
 double norm(const std::vector<double>& a) { return distance(a, std::vector<double>(a.size(), 0.0)); }
 
+/// The f32 rule: how far losses move when one rank takes its micro-batches in reverse order.
+double reversed_spread(const Recipe& recipe, const Trace& forward) {
+  const Trace reverse = train_alone(recipe, int(forward.losses.size()), true);
+  double spread = 0;
+  for (std::size_t i = 0; i < forward.losses.size(); ++i)
+    spread = std::max(spread, std::abs(forward.losses[i] - reverse.losses[i]));
+  return spread;
+}
+
 class TrainerOverRanks : public ::testing::TestWithParam<std::string> {};
 
 /// Three steps of plain SGD: Adam would hide a wrong scale. Every split data × ring gives what one rank gives, in f64 to 1e-10.
@@ -139,11 +148,10 @@ TEST_P(TrainerOverRanks, F32LossesStayWithinTwiceTheSpreadOfOneRank) {
   recipe.train.tile = 16;
   recipe.optimizer.kind = "adamw";
   recipe.optimizer.lr = 0.01;
-  const Trace forward = train_alone(recipe, 20), reverse = train_alone(recipe, 20, true);
-  double spread = 0;
-  for (std::size_t i = 0; i < 20; ++i) spread = std::max(spread, std::abs(forward.losses[i] - reverse.losses[i]));
+  const Trace forward = train_alone(recipe, 20);
+  const double spread = reversed_spread(recipe, forward);
   EXPECT_GT(spread, 0);
-  for_rank_counts({2, 3, 4}, [&](parallel::Communicator& world) {
+  for_rank_counts({2, 3, 4, 8}, [&](parallel::Communicator& world) {
     for (int ring = 1; ring <= world.size(); ++ring) {
       if (world.size() % ring != 0) continue;
       Recipe split = recipe;
@@ -254,6 +262,7 @@ TEST(TrainerResume, OtherRanksGetTheSameState) {
   const std::string run =
       (std::filesystem::path(::testing::TempDir()) / fmt::format("capstan-other-ranks-{}", getpid())).string();
   if (under_mpi()) GTEST_SKIP() << "changes the number of ranks";
+  const double spread = reversed_spread(recipe, train_alone(recipe, 8));
   Trace all;
   std::vector<double> weights, m, v;
   parallel::run_on_threads(2, [&](parallel::Communicator& world) {
@@ -281,7 +290,7 @@ TEST(TrainerResume, OtherRanksGetTheSameState) {
     EXPECT_EQ(values_of(trainer.model().parameters().trainable_values().rows(0, std::int64_t(m.size()))), weights);
     const Trace rest = train(trainer, 3);
     EXPECT_EQ(rest.samples, all.samples);
-    for (std::size_t i = 0; i < 3; ++i) EXPECT_NEAR(rest.losses[i], all.losses[i], 1e-5 * all.losses[i]);
+    for (std::size_t i = 0; i < 3; ++i) EXPECT_LE(std::abs(rest.losses[i] - all.losses[i]), 2 * spread);
   });
   std::filesystem::remove_all(run);
 }
