@@ -22,12 +22,6 @@ Tensor project_heads(const View& x, const Parameter& w, std::int64_t heads, std:
 
 }  // namespace
 
-std::int64_t AttentionLocal::bytes() const {
-  std::int64_t sum = 0;
-  for (const Tensor* t : {&xn, &q, &k, &v, &q_rot, &k_rot, &table}) sum += t->view().bytes();
-  return sum;
-}
-
 Attention::Attention(const ModelConfig& config, const std::string& prefix, int layer, Encoding& encoding,
                      Parameters& parameters)
     : layer_(layer), heads_(config.heads), kv_heads_(config.kv_heads), head_size_(config.head_size),
@@ -42,30 +36,47 @@ Attention::Attention(const ModelConfig& config, const std::string& prefix, int l
       o_(parameters.declare(prefix + ".self_attn.o_proj.weight", {config.hidden_size, heads_ * head_size_},
                             Init::normal)) {}
 
-AttentionLocal Attention::local(const SequenceContext&, const View& x, const View& z) const {
+AttentionLocal Attention::local(const View& x, const View& z) const {
   AttentionLocal local;
   local.xn = zeros_like(x);
   kernels::rmsnorm_forward(local.xn, x, norm_.value, norm_eps_);
   local.q = project_heads(local.xn, q_, heads_, head_size_);
   local.k = project_heads(local.xn, k_, kv_heads_, head_size_);
   local.v = project_heads(local.xn, v_, kv_heads_, head_size_);
-  if (encoding_.rotates()) {
-    local.q_rot = zeros_like(local.q);
-    local.k_rot = zeros_like(local.k);
-    encoding_.rotate(layer_, local.q_rot, local.k_rot, local.q, local.k, z);
-  }
-  local.table = encoding_.prepare(layer_, local.q);
+  local.prepared = encoding_.prepare(layer_, {local.xn, local.q, local.k, local.v});
+  if (!rotates()) return local;
+  const auto rotated = [&](Side side, const Tensor& plain) {
+    Tensor out = zeros_like(plain);
+    encoding_.rotate(layer_, side, out, plain, z);
+    return out;
+  };
+  local.q_rot = rotated(Side::queries, local.q);
+  local.k_rot = rotated(Side::keys, local.k);
+  if (local.prepared.gate_k[0] && encoding_.terms(layer_).rotated_gates)
+    local.gate_k_rot = rotated(Side::keys, local.prepared.gate_k[0]);
   return local;
 }
 
 kernels::AttentionSettings Attention::settings(const SequenceContext& context) const {
-  return {encoding_.term(), context.tile, true};
+  const Terms terms = encoding_.terms(layer_);
+  kernels::AttentionSettings settings;
+  settings.tile = context.tile;
+  settings.gates = terms.gates;
+  settings.shared = terms.shared;
+  settings.dropout.rate = context.dropout.attention_rate;
+  return settings;
 }
 
 parallel::RingInputs Attention::inputs(const SequenceContext& context, const AttentionLocal& local,
                                        const View& z) const {
   const std::int64_t b = context.batch, t = context.tokens;
-  const auto sequences = [&](const View& x) { return x.reshape({b, t, x.dim(1), x.dim(2)}); };
+  const auto sequences = [&](const View& x) {
+    if (!x) return View();
+    return x.shape().rank() == 2 ? x.reshape({b, t, x.dim(1)}) : x.reshape({b, t, x.dim(1), x.dim(2)});
+  };
+  const auto tensor = [&](const Tensor& x) { return x ? sequences(x) : View(); };
+  const Terms terms = encoding_.terms(layer_);
+  const Prepared& prepared = local.prepared;
   parallel::RingInputs in;
   in.q = sequences(local.q_rot ? local.q_rot.view() : local.q.view());
   in.k = sequences(local.k_rot ? local.k_rot.view() : local.k.view());
@@ -73,8 +84,23 @@ parallel::RingInputs Attention::inputs(const SequenceContext& context, const Att
   if (encoding_.travels(layer_)) in.z = sequences(z);
   if (in.z && layer_ == 0)
     in.make_z = [this](const View& made, const View& position) { encoding_.make_first_state(made, position); };
-  if (local.table) in.table = sequences(local.table);
   in.rows = context.rows;
+  in.terms.table = {tensor(prepared.table[0]), tensor(prepared.table[1])};
+  in.terms.gate_k = {tensor(local.gate_k_rot ? local.gate_k_rot : prepared.gate_k[0]), tensor(prepared.gate_k[1])};
+  in.terms.offset_source = tensor(prepared.offset_source);
+  in.terms.offset_table = tensor(prepared.offset_table);
+  in.terms.relative = tensor(prepared.relative);
+  in.offset = terms.offset;
+  in.gates_on_values = terms.gate_keys == GateKeys::values;
+  if (rotates()) {  // where gates are of unrotated keys, their queries are, too
+    if (prepared.table[0] && !terms.rotated_gates) {
+      in.terms.gate_q[0] = sequences(local.q);
+      if (terms.gate_keys == GateKeys::keys) in.terms.gate_k[0] = sequences(local.k);
+    }
+    if (prepared.gate_k[1]) in.terms.gate_q[1] = sequences(local.q);
+  }
+  if (context.dropout.attention_rate > 0)
+    for (std::uint64_t draw : context.dropout.draws) in.dropout_seeds.push_back(dropout_seed(draw, layer_, "weights"));
   return in;
 }
 
@@ -124,22 +150,32 @@ void Attention::backward(const SequenceContext& context, const View& dx, const V
 
   // attend
   const parallel::RingInputs in = inputs(context, local, z);
-  Tensor dq = zeros_like(local.q), dk = zeros_like(local.k), dv = zeros_like(local.v), dtable, dz_values;
-  if (local.table) dtable = zeros_like(local.table);
+  Tensor dq = zeros_like(local.q), dk = zeros_like(local.k), dv = zeros_like(local.v), dz_values;
   if (in.z && !in.make_z) dz_values = zeros_like(z);
-  const auto like = [](const Tensor& gradient, const View& value) {
-    return value ? gradient.view().reshape(value.shape()) : View();
-  };
-  ring_attention_backward(*context.ring,
-                          {like(dq, in.q), like(dk, in.k), like(dv, in.v), dz_values ? like(dz_values, in.z) : View(),
-                           like(dtable, in.table)},
-                          in, ring, d_o, settings(context));
+  std::vector<Tensor> held;  // gradients of what the terms brought
+  const auto like = [&](const View& value) { return value ? held.emplace_back(zeros_like(value)).view() : View(); };
+  parallel::RingGradients out;
+  out.dq = dq.view().reshape(in.q.shape());
+  out.dk = dk.view().reshape(in.k.shape());
+  out.dv = dv.view().reshape(in.v.shape());
+  if (dz_values) out.dz = dz_values.view().reshape(in.z.shape());
+  out.terms = {{like(in.terms.table[0]), like(in.terms.table[1])},
+               {like(in.terms.gate_q[0]), like(in.terms.gate_q[1])},
+               {like(in.terms.gate_k[0]), like(in.terms.gate_k[1])},
+               like(in.terms.offset_source),
+               like(in.terms.offset_table),
+               like(in.terms.relative)};
+  out.shared = encoding_.shared_gradients(layer_);
+  ring_attention_backward(*context.ring, out, in, ring, d_o, settings(context));
   if (dz_values) kernels::add(dz, dz_values);
 
-  // local: prepare and rotate, then the projections and the norm
-  if (encoding_.rotates()) encoding_.rotate_backward(layer_, dq, dk, dz, local.q, local.k, z);
-  if (local.table) encoding_.prepare_backward(layer_, dq, dtable, local.q);
+  // local: rotate and prepare, then the projections and the norm
+  if (rotates()) {
+    encoding_.rotate_backward(layer_, Side::queries, dq, dz, local.q, z);
+    encoding_.rotate_backward(layer_, Side::keys, dk, dz, local.k, z);
+  }
   Tensor dxn = zeros_like(local.xn);
+  terms_backward({dxn, dq, dk, dv}, out.terms, local, dz, z);
   const auto back = [&](const Tensor& d, const Parameter& w) {
     kernels::linear_backward_input(dxn, matrix(d), w.value, Into::add);
     if (w.grad) kernels::linear_backward_weight(w.grad, matrix(d), local.xn);
@@ -148,6 +184,29 @@ void Attention::backward(const SequenceContext& context, const View& dx, const V
   back(dk, k_);
   back(dv, v_);
   kernels::rmsnorm_backward(dx, norm_.grad, dxn, x, norm_.value, norm_eps_, Into::add);
+}
+
+/// Gate queries and keys are q and keys, rotated or not; the rest goes to prepare.
+void Attention::terms_backward(const Projections& d, const parallel::RingTerms& from, const AttentionLocal& local,
+                               const View& dz, const View& z) const {
+  for (const View& gate_q : from.gate_q)
+    if (gate_q) kernels::add(d.q, gate_q);
+  const bool separate = bool(local.prepared.gate_k[0]);
+  if (from.gate_k[0] && !separate) kernels::add(d.k, from.gate_k[0]);
+  if (local.gate_k_rot) {
+    const View d_gate = from.gate_k[0].reshape(local.gate_k_rot.shape());
+    encoding_.rotate_backward(layer_, Side::keys, d_gate, dz, local.prepared.gate_k[0], z);
+  }
+  const auto rows = [&](const View& x, const Tensor& like) { return x && like ? x.reshape(like.shape()) : View(); };
+  const Prepared& p = local.prepared;
+  encoding_.prepare_backward(
+      layer_, d,
+      {{rows(from.table[0], p.table[0]), rows(from.table[1], p.table[1])},
+       {separate ? rows(from.gate_k[0], p.gate_k[0]) : View(), rows(from.gate_k[1], p.gate_k[1])},
+       rows(from.offset_source, p.offset_source),
+       rows(from.offset_table, p.offset_table),
+       rows(from.relative, p.relative)},
+      {local.xn, local.q, local.k, local.v});
 }
 
 }  // namespace capstan::framework

@@ -3,6 +3,7 @@
 
 #include <functional>
 
+#include "framework/dropout.h"
 #include "framework/encoding.h"
 #include "framework/parameters.h"
 #include "parallel/ring_attention.h"
@@ -21,6 +22,7 @@ struct SequenceContext {
   Attend attend;
   const parallel::Ring* ring = nullptr;  ///< backward only
   std::int64_t tile = 64;
+  Dropout dropout = {};
 };
 
 /// Token-local values before the ring. N = B·T.
@@ -28,8 +30,8 @@ struct AttentionLocal {
   Tensor xn;            // [N, C]
   Tensor q, k, v;       // [N, H, D], [N, G, D], [N, G, D]
   Tensor q_rot, k_rot;  // as q, k after the encoding's rotation; empty if it has none
-  Tensor table;         // [N, H, P + 1] or empty
-  std::int64_t bytes() const;
+  Tensor gate_k_rot;    // separate gate keys after the rotation, where gates see rotated keys
+  Prepared prepared;
 };
 
 class Attention {
@@ -39,7 +41,7 @@ class Attention {
             Parameters& parameters);
 
   /// Everything before the ring, from x [N, C] and the state z [N, G, D] (or absent).
-  AttentionLocal local(const SequenceContext& context, const View& x, const View& z) const;
+  AttentionLocal local(const View& x, const View& z) const;
   /// The ring. stats may be null.
   parallel::RingSaved attend(const SequenceContext& context, const AttentionLocal& local, const View& z,
                              kernels::AttentionStats* stats) const;
@@ -55,6 +57,9 @@ class Attention {
  private:
   parallel::RingInputs inputs(const SequenceContext& context, const AttentionLocal& local, const View& z) const;
   kernels::AttentionSettings settings(const SequenceContext& context) const;
+  void terms_backward(const Projections& d, const parallel::RingTerms& from, const AttentionLocal& local,
+                      const View& dz, const View& z) const;
+  bool rotates() const { return encoding_.claims().rotation; }
 
   int layer_;
   std::int64_t heads_, kv_heads_, head_size_;

@@ -19,17 +19,21 @@ Tensor rows_of(const View& like, std::int64_t columns) {
 }
 
 void collect(LayerStats& stats, const SequenceContext& context, const parallel::RingSaved& ring, const View& z_next) {
-  if (ring.horizon) {
-    const View horizon = ring.horizon;  // [B, tiles, H]; exact when a rank owns one chunk
-    for (std::int64_t b = 0; b < horizon.dim(0); ++b)
-      for (std::int64_t tile = 0; tile < horizon.dim(1); ++tile) {
-        const std::int64_t last = std::min(context.tokens, (tile + 1) * context.tile) - 1;
-        const std::int64_t index = context.rows.index[b].as<std::int64_t>()[last];
-        for (std::int64_t h = 0; h < horizon.dim(2); ++h) {
-          stats.horizon_sum += double(index - horizon[b][tile].as<std::int64_t>()[h]);
-          stats.horizons += 1;
+  if (ring.horizon[0] && context.ring) {
+    const parallel::SequenceLayout& layout = context.ring->layout;
+    const View horizon = ring.horizon[0];  // [B, tiles, H]
+    for (int chunk : layout.owned(context.ring->comm.rank())) {
+      const parallel::Chunk& c = layout.chunks()[std::size_t(chunk)];
+      const std::int64_t first = layout.local_offset(chunk, context.tile);
+      for (std::int64_t b = 0; b < horizon.dim(0); ++b)
+        for (std::int64_t tile = 0; tile < c.steps(context.tile); ++tile) {
+          const std::int64_t last = std::min(c.end, c.begin + (tile + 1) * context.tile) - 1;
+          for (std::int64_t h = 0; h < horizon.dim(2); ++h) {
+            stats.horizon_sum += double(last - horizon[b][first + tile].as<std::int64_t>()[h]);
+            stats.horizons += 1;
+          }
         }
-      }
+    }
   }
   if (z_next) {
     const kernels::MagnitudeSum magnitude = kernels::complex_magnitude(z_next);
@@ -53,11 +57,17 @@ Block::Block(const ModelConfig& config, int layer, Encoding& encoding, Parameter
       down_(parameters.declare(fmt::format("model.layers.{}.mlp.down_proj.weight", layer),
                                {config.hidden_size, config.mlp_size}, Init::normal)) {}
 
-/// x_mid = x + W_o y
-Tensor Block::after_attention(const View& x, const parallel::RingSaved& ring) const {
+/// x_mid = x + drop(W_o y)
+Tensor Block::after_attention(const SequenceContext& context, const View& x, const parallel::RingSaved& ring) const {
   Tensor x_mid = zeros_like(x);
-  x_mid.view().copy_from(x);
+  if (context.dropout.rate == 0) {
+    x_mid.view().copy_from(x);
+    attention_.project(x_mid, ring);
+    return x_mid;
+  }
   attention_.project(x_mid, ring);
+  drop(x_mid, context.rows.index, context.dropout, layer_, "attention");
+  kernels::add(x_mid, x);
   return x_mid;
 }
 
@@ -76,16 +86,22 @@ MlpLocal Block::mlp(const View& x_mid) const {
 
 BlockOutput Block::forward(const SequenceContext& context, Tensor x, Tensor z, Keep keep, BlockSaved& saved,
                            LayerStats* stats) const {
-  AttentionLocal local = attention_.local(context, x, z);
+  AttentionLocal local = attention_.local(x, z);
   parallel::RingSaved ring = attention_.attend(context, local, z, stats ? &stats->attention : nullptr);
   if (keep == Keep::everything) saved.attention = std::move(local);
   local = {};
-  Tensor x_mid = after_attention(x, ring);
+  Tensor x_mid = after_attention(context, x, ring);
   MlpLocal hidden = mlp(x_mid);
 
   BlockOutput out;
   out.x = x_mid.clone();
-  kernels::add(out.x, hidden.m);
+  if (context.dropout.rate == 0) {
+    kernels::add(out.x, hidden.m);
+  } else {
+    const Tensor dropped = hidden.m.clone();
+    drop(dropped, context.rows.index, context.dropout, layer_, "mlp");
+    kernels::add(out.x, dropped);
+  }
   if (encoding_.travels(layer_)) out.z = encoding_.update(layer_, z, attention_.state_average(ring), hidden.m);
   if (stats) collect(*stats, context, ring, out.z);
 
@@ -102,15 +118,15 @@ BlockOutput Block::forward(const SequenceContext& context, Tensor x, Tensor z, K
 
 /// Quotes forward from its last line up. What was not kept is computed again by the same functions, so the bits are the same.
 void Block::backward(const SequenceContext& context, Tensor& dx, Tensor& dz, BlockSaved& saved) const {
-  const AttentionLocal local =
-      saved.attention ? std::move(*saved.attention) : attention_.local(context, saved.x, saved.z);
+  const AttentionLocal local = saved.attention ? std::move(*saved.attention) : attention_.local(saved.x, saved.z);
   const parallel::RingSaved ring =
       saved.ring ? std::move(*saved.ring) : attention_.attend(context, local, saved.z, nullptr);
-  const Tensor x_mid = saved.x_mid ? std::move(saved.x_mid) : after_attention(saved.x, ring);
+  const Tensor x_mid = saved.x_mid ? std::move(saved.x_mid) : after_attention(context, saved.x, ring);
   const MlpLocal hidden = saved.mlp ? std::move(*saved.mlp) : mlp(x_mid);
 
-  // out.x = x_mid + m, out.z = update(z, p, m)
+  // out.x = x_mid + drop(m), out.z = update(z, p, m)
   Tensor dm = dx.clone(), dz_in, dp;
+  drop(dm, context.rows.index, context.dropout, layer_, "mlp");
   if (saved.z) dz_in = zeros_like(saved.z);
   if (encoding_.travels(layer_)) {
     const Tensor p = attention_.state_average(ring);
@@ -129,8 +145,9 @@ void Block::backward(const SequenceContext& context, Tensor& dx, Tensor& dz, Blo
   if (up_.grad) kernels::linear_backward_weight(up_.grad, dup, hidden.xn);
   kernels::rmsnorm_backward(dx, norm_.grad, dxn, x_mid, norm_.value, norm_eps_, Into::add);  // dx is now that of x_mid
 
-  // x_mid = x + W_o y(x, z)
+  // x_mid = x + drop(W_o y(x, z))
   const Tensor d_mid = dx.clone();
+  drop(d_mid, context.rows.index, context.dropout, layer_, "attention");
   attention_.backward(context, dx, dz_in, d_mid, dp, saved.x, saved.z, local, ring);
   dz = std::move(dz_in);
 }

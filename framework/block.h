@@ -55,7 +55,7 @@ class Block {
 
  private:
   MlpLocal mlp(const View& x_mid) const;
-  Tensor after_attention(const View& x, const parallel::RingSaved& ring) const;
+  Tensor after_attention(const SequenceContext& context, const View& x, const parallel::RingSaved& ring) const;
 
   int layer_;
   double norm_eps_;

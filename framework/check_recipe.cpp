@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "framework/config.h"
+#include "framework/encoding.h"
 #include "kernels/check.h"
 
 namespace capstan::framework {
@@ -20,7 +21,16 @@ void check_ranges(const Recipe& recipe, const std::string& where) {
   for (const Option& option : options(copy)) option.set(option.text(), where);
 }
 
-bool rotates(const PositionConfig& p) { return p.kind == "rope" || p.kind == "rope+cope" || p.kind == "tape"; }
+/// The claims of position.kind; its errors get `where`.
+Claims claims(const PositionConfig& p, const std::string& where) {
+  try {
+    return claims_of(p);
+  } catch (const Error& error) { fail(ExitCode::config, "{}: {}", where, error.what()); }
+}
+
+bool has_part(const PositionConfig& p, const std::string& name) {
+  return ("+" + p.kind + "+").find("+" + name + "+") != std::string::npos;
+}
 
 void check_heads(const Recipe& recipe, const std::string& where) {
   const ModelConfig& m = recipe.model;
@@ -31,7 +41,7 @@ void check_heads(const Recipe& recipe, const std::string& where) {
   need(m.heads % kv_heads == 0, where, "model.heads = {} is not a multiple of model.kv_heads = {}; choose a divisor",
        m.heads, kv_heads);
   const std::int64_t head_size = m.head_size > 0 ? m.head_size : m.hidden_size / m.heads;
-  need(!rotates(recipe.position) || head_size % 2 == 0, where,
+  need(!claims(recipe.position, where).rotation || head_size % 2 == 0, where,
        "the head size is {}, but position.kind = {} turns pairs of channels; choose an even model.head_size", head_size,
        recipe.position.kind);
 }
@@ -39,8 +49,8 @@ void check_heads(const Recipe& recipe, const std::string& where) {
 void check_scaling(const Recipe& recipe, const std::string& where) {
   const PositionConfig& p = recipe.position;
   const bool scaled = p.scaling != "none";
-  need(!scaled || rotates(p), where,
-       "position.scaling = {} needs rotations, but position.kind = {} has none; choose rope, rope+cope or tape, "
+  need(!scaled || claims(p, where).rotation, where,
+       "position.scaling = {} needs rotations, but position.kind = {} has none; choose one with rope, xpos or tape, "
        "or scaling = none",
        p.scaling, p.kind);
   need(scaled || p.factor == 1, where,
@@ -63,6 +73,51 @@ void check_scaling(const Recipe& recipe, const std::string& where) {
        "position.scaling = {} needs the length before scaling; give position.original_length, model.max_length or "
        "model.from",
        p.scaling);
+}
+
+/// Options of one encoding that the others do not know.
+void check_encoding(const Recipe& recipe, const std::string& where) {
+  const PositionConfig& p = recipe.position;
+  const std::int64_t context = recipe.data.context;
+  need(!has_part(p, "randomized") || p.randomized_length >= context, where,
+       "position.randomized_length = {} gives fewer positions than data.context = {} tokens need; raise it",
+       p.randomized_length, context);
+  need(
+      !has_part(p, "t5") || p.t5_distance > p.t5_buckets / 2, where,
+      "position.t5_distance = {} must be over half of position.t5_buckets = {}, whose first half has one distance each",
+      p.t5_distance, p.t5_buckets);
+  need(
+      !has_part(p, "hierarchical_cope") || p.block_gates == "query" || p.block_window == 1, where,
+      "position.block_window = {} is for block_gates = query; with token gates only the own block has gates per token: "
+      "block_window = 1",
+      p.block_window);
+  need(!has_part(p, "hierarchical_cope") || p.block_gates == "query" || p.cope_floor == 0, where,
+       "position.cope_floor = {} is for gates that depend on the query; take it out, or choose block_gates = query",
+       p.cope_floor);
+  need(recipe.model.layers == 0 || !recipe.model.from.empty() || p.cope_every <= recipe.model.layers, where,
+       "position.cope_every = {} leaves none of model.layers = {} with CoPE; choose at most that", p.cope_every,
+       recipe.model.layers);
+  // xPos multiplies by zeta^(distance from the centre / scale), at its least channel 3.5 times per scale.
+  const double range = recipe.train.precision == "f64" ? 700 : 80,
+               most = 2 * range / std::log(1.4 / 0.4) * p.xpos_scale;
+  need(!has_part(p, "xpos") || double(context) <= most, where,
+       "xpos over data.context = {} tokens leaves the range of {}: at most {:.0f} with position.xpos_scale = {}; raise "
+       "the "
+       "scale, or choose rope",
+       context, recipe.train.precision, most, p.xpos_scale);
+  const bool fixed_point = claims(p, where).gates || claims(p, where).offset;
+  need(!fixed_point || recipe.train.precision != "f64" || context < kernels::longest_f64_sequence, where,
+       "data.context = {}: gate sums in f64 hold sequences below {} tokens; choose precision = f32", context,
+       kernels::longest_f64_sequence);
+}
+
+/// Pairs of encoding and schedule that cannot be exact. `auto` always can.
+void check_grid(const Recipe& recipe, const std::string& where) {
+  const GridConfig& g = recipe.grid;
+  const std::string pair = refuse_pair(recipe.position, g.schedule);
+  need(pair.empty(), where, "{}", pair);
+  need(g.heads == 0 || g.schedule == "ulysses", where,
+       "grid.heads = {} is for grid.schedule = ulysses, not {}; take it out", g.heads, g.schedule);
 }
 
 void check_data(const DataConfig& d, const std::string& where) {
@@ -116,6 +171,8 @@ void check_recipe(const Recipe& recipe, const std::string& where) {
   check_ranges(recipe, where);
   if (recipe.model.from.empty()) check_heads(recipe, where);
   check_scaling(recipe, where);
+  check_encoding(recipe, where);
+  check_grid(recipe, where);
   check_data(recipe.data, where);
   check_training(recipe.train, where);
   check_schedule(recipe, where);

@@ -10,6 +10,7 @@
 #include <numeric>
 #include <type_traits>
 
+#include "framework/encoding.h"
 #include "kernels/check.h"
 
 namespace capstan::framework {
@@ -48,7 +49,7 @@ class Table {
   Option& add(const char* key, T* value, double least, double most, std::vector<std::string> choices, const char* unit,
               const char* help) {
     return options_.emplace_back(
-        Option{section_ + "." + key, value, least, most, std::move(choices), unit, help, false});
+        Option{section_ + "." + key, value, least, most, std::move(choices), unit, help, false, false});
   }
 
   std::string section_;
@@ -76,8 +77,8 @@ void declare(Table& t, ModelConfig& m) {
 
 void declare(Table& t, PositionConfig& p) {
   t.section("position");
-  t.choice("kind", p.kind, {"none", "rope", "cope", "rope+cope", "tape"}, "Position encoding.");
-  t.real("theta", p.theta, 1, 1e12, "", "Base of the rotation frequencies (RoPE, and TAPE's first phases).");
+  t.choice("kind", p.kind, encoding_names(), "Position encoding, or several.").joins = true;
+  t.real("theta", p.theta, 1, 1e12, "", "Base of the frequencies (sinusoidal, RoPE, xPos, and TAPE's first phases).");
   t.choice("scaling", p.scaling, {"none", "linear", "ntk", "dynamic", "yarn", "llama3"},
            "How rotations are stretched to longer sequences.");
   t.real("factor", p.factor, 1, 1e6, "", "Factor of the scaling.");
@@ -93,9 +94,40 @@ void declare(Table& t, PositionConfig& p) {
          "Llama 3: wavelengths over original_length / this are stretched fully.");
   t.real("high_freq_factor", p.high_freq_factor, 1e-6, 1e6, "",
          "Llama 3: wavelengths under original_length / this are not stretched.");
+  t.real("xpos_scale", p.xpos_scale, 1, 1e9, "tokens",
+         "xPos: distance over which a channel decays by its factor once.");
+  t.integer("randomized_length", p.randomized_length, 1, longest, "positions",
+            "RandPE: positions are drawn from this many; at least the length of a sequence.");
+  t.integer("relative_positions", p.relative_positions, 1, 1 << 20, "rows",
+            "Rows of the relative table; longer distances share the last.");
+  t.flag("relative_shared", p.relative_shared, "One relative table for all layers.");
+  t.integer("t5_buckets", p.t5_buckets, 2, 1 << 16, "buckets", "T5: distance buckets.");
+  t.integer("t5_distance", p.t5_distance, 2, 1 << 20, "tokens", "T5: distance from which all share the last bucket.");
+  t.integer("fire_width", p.fire_width, 1, 1024, "channels", "FIRE: hidden width of its network.");
+  t.integer("fire_length", p.fire_length, 1, longest, "tokens", "FIRE: the first value of its learned threshold.");
   t.integer("cope_positions", p.cope_positions, 2, 1 << 20, "rows",
             "Rows of CoPE's table: contextual positions 0 to this less 1.");
+  t.choice("cope_gate", p.cope_gate, {"keys", "separate", "values"},
+           "CoPE's gate keys: the attention's keys, a projection of their own, or the values.");
+  t.flag("cope_rotated", p.cope_rotated, "With rope+cope: gates see queries and keys after the rotation.");
+  t.flag("cope_scaled", p.cope_scaled, "CoPE: table logits are divided by sqrt(head size).");
+  t.flag("cope_shared", p.cope_shared, "CoPE: one table for all layers.");
+  t.choice("cope_table", p.cope_table, {"learned", "alibi"},
+           "CoPE: a learned table, or ALiBi's slope times the contextual position.");
+  t.real("cope_floor", p.cope_floor, 0, 0.999, "", "CoPE: least gate; bounds how far back positions can differ.");
+  t.integer("cope_every", p.cope_every, 1, 4096, "layers", "CoPE in every so many layers only.");
+  t.integer("block_size", p.block_size, 1, 1 << 20, "tokens", "Hierarchical CoPE: tokens per block.");
+  t.integer("block_window", p.block_window, 1, 1 << 20, "blocks",
+            "Hierarchical CoPE: the own block and earlier ones, so many in all, have gates per token.");
+  t.integer("block_positions", p.block_positions, 2, 1 << 20, "rows", "Hierarchical CoPE: rows of the block table.");
+  t.choice("block_gates", p.block_gates, {"query", "token"},
+           "Hierarchical CoPE: block gates from query and pooled keys, or from the tokens alone.");
   t.integer("tape_width", p.tape_width, 0, 1 << 20, "channels", "Inner width of TAPE's position layer; 0: 4 kv_heads.");
+  t.choice("tape_mix", p.tape_mix, {"full", "per_head"},
+           "TAPE: averaged states mix across heads, or have a factor each.");
+  t.choice("tape_zero", p.tape_zero, {"down", "up"},
+           "TAPE: the matrix that begins as zero, as in the paper (down) or in its released code (up).");
+  t.choice("tape_paths", p.tape_paths, {"both", "attention", "mlp", "none"}, "TAPE: what changes the states.");
 }
 
 void declare(Table& t, DataConfig& d) {
@@ -125,6 +157,8 @@ void declare(Table& t, TrainConfig& c) {
   t.choice("device", c.device, {"cpu", "ref"}, "cpu: fast; ref: the slow reference.");
   t.choice("precision", c.precision, {"f32", "f64"}, "Type that the model computes in; f64 on ref only.");
   t.integer("tile", c.tile, 1, 64, "tokens", "Edge of an attention tile.").choices = {"1", "4", "16", "64"};
+  t.real("dropout", c.dropout, 0, 0.99, "", "Dropout of the embedding and of what each sublayer adds.");
+  t.real("attention_dropout", c.attention_dropout, 0, 0.99, "", "Dropout of attention weights.");
   t.integer("validate_every", c.validate_every, 0, most_steps, "steps",
             "Steps between validations; 0: only at the end.")
       .may_change = true;
@@ -156,7 +190,11 @@ void declare(Table& t, ScheduleConfig& s) {
 void declare(Table& t, GridConfig& g) {
   t.section("grid");
   t.integer("ring", g.ring, 0, 65536, "ranks", "Ranks that share a sequence; 0: all.").may_change = true;
-  t.choice("schedule", g.schedule, {"auto", "contiguous"}, "Ring schedule.").may_change = true;
+  t.choice("schedule", g.schedule, {"auto", "contiguous", "zigzag", "ordered_pull", "allgather", "ulysses", "pass_q"},
+           "How the ranks of a ring share the work of attention; auto: ordered_pull.")
+      .may_change = true;
+  t.integer("heads", g.heads, 0, 65536, "ranks", "ulysses: ranks of a ring that split the heads; 0: all.").may_change =
+      true;
 }
 
 void declare(Table& t, CheckpointConfig& c) {
@@ -236,7 +274,18 @@ template <class T> bool permitted(const Option& option, const T& value) {
   if constexpr (std::is_same_v<T, std::int64_t> || std::is_same_v<T, double>)
     if (std::isnan(double(value)) || double(value) < option.least || double(value) > option.most) return false;
   const auto& choices = option.choices;
-  return choices.empty() || std::find(choices.begin(), choices.end(), text_of(value)) != choices.end();
+  const auto known = [&](const std::string& text) {
+    return std::find(choices.begin(), choices.end(), text) != choices.end();
+  };
+  if (choices.empty()) return true;
+  const std::string text = text_of(value);
+  if (!option.joins) return known(text);
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t plus = std::min(text.find('+', begin), text.size());
+    if (!known(text.substr(begin, plus - begin))) return false;
+    begin = plus + 1;
+  }
+  return true;
 }
 
 std::string folded(const std::string& name) {
@@ -282,7 +331,7 @@ std::string Option::allowed() const {
   if (!choices.empty()) {
     std::string list = choices.front();
     for (std::size_t i = 1; i < choices.size(); ++i) list += (i + 1 < choices.size() ? ", " : " or ") + choices[i];
-    return list + of_unit;
+    return list + of_unit + (joins ? ", or several joined by +" : "");
   }
   if (std::holds_alternative<bool*>(value)) return "true or false";
   if (std::holds_alternative<std::string*>(value)) return "a text on one line";

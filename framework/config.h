@@ -30,8 +30,8 @@ struct ModelConfig {
 
 /// [position] The position encoding.
 struct PositionConfig {
-  std::string kind = "rope";         ///< none, rope, cope, rope+cope, tape
-  double theta = 10000;              ///< RoPE base; also TAPE's first phases
+  std::string kind = "rope";         ///< parts joined by + (framework/encoding_registry.cpp)
+  double theta = 10000;              ///< base of sines, RoPE, xPos; also TAPE's first phases
   std::string scaling = "none";      ///< none, linear, ntk, dynamic, yarn, llama3
   double factor = 1;                 ///< of the scaling
   std::int64_t original_length = 0;  ///< length the model was trained at before scaling; 0: model.max_length
@@ -39,8 +39,29 @@ struct PositionConfig {
   double beta_fast = 32, beta_slow = 1;              ///< yarn
   double attention_factor = 0;                       ///< yarn; 0: 0.1 ln(factor) + 1
   double low_freq_factor = 1, high_freq_factor = 4;  ///< llama3
+  double xpos_scale = 512;                           ///< tokens over which xPos decays by zeta
+  std::int64_t randomized_length = 2048;             ///< positions that RandPE draws from
+  std::int64_t relative_positions = 64;              ///< R + 1 rows of Shaw's table
+  bool relative_shared = false;                      ///< one table for all layers
+  std::int64_t t5_buckets = 32, t5_distance = 128;   ///< buckets; distance from which all share the last
+  std::int64_t fire_width = 32;                      ///< hidden width of FIRE's network
+  std::int64_t fire_length = 512;                    ///< FIRE's first threshold L
   std::int64_t cope_positions = 64;                  ///< npos = P + 1 rows of CoPE's table
+  std::string cope_gate = "keys";                    ///< gate keys: keys, separate, values
+  bool cope_rotated = true;                          ///< gates see rotated q and keys, with rope+cope
+  bool cope_scaled = false;                          ///< table logits q·e / sqrt(D)
+  bool cope_shared = false;                          ///< one table for all layers
+  std::string cope_table = "learned";                ///< learned, alibi (-slope · position)
+  double cope_floor = 0;                             ///< least gate
+  std::int64_t cope_every = 1;                       ///< CoPE in every k-th layer only
+  std::int64_t block_size = 256;                     ///< B, tokens per block of hierarchical CoPE
+  std::int64_t block_window = 1;                     ///< w, own and earlier blocks with token gates
+  std::int64_t block_positions = 64;                 ///< rows of the block table
+  std::string block_gates = "query";                 ///< query (H-B), token (H-C: not of the query)
   std::int64_t tape_width = 0;                       ///< I; 0: 4 G
+  std::string tape_mix = "full";                     ///< alpha: full [G, G], per_head [G]
+  std::string tape_zero = "down";   ///< the matrix that is zero at first: down (paper), up (released code)
+  std::string tape_paths = "both";  ///< of the update: both, attention, mlp, none
 };
 
 /// [data]
@@ -66,6 +87,8 @@ struct TrainConfig {
   std::string device = "cpu";       ///< cpu, ref
   std::string precision = "f32";    ///< f32; f64 on ref
   std::int64_t tile = 64;           ///< attention tile
+  double dropout = 0;               ///< of the embedding and of what every sublayer adds
+  double attention_dropout = 0;     ///< of attention weights
   std::int64_t validate_every = 0;  ///< steps; 0: only at the end
   std::int64_t validate_sequences = 8;
   double max_time = 0;  ///< seconds until a stop with a saved checkpoint; 0: none
@@ -89,7 +112,8 @@ struct ScheduleConfig {
 /// [grid] How ranks are used: data × ring = ranks.
 struct GridConfig {
   std::int64_t ring = 0;          ///< ranks that share a sequence; 0: all
-  std::string schedule = "auto";  ///< auto, contiguous
+  std::string schedule = "auto";  ///< parallel/ring_schedule.h
+  std::int64_t heads = 0;         ///< ulysses: ranks of a ring that split the heads; 0: all
 };
 
 /// [checkpoint]
@@ -118,6 +142,7 @@ struct Option {
   std::string unit;
   std::string help;
   bool may_change = false;  ///< on a rerun of a started run
+  bool joins = false;       ///< several choices may be joined by +
 
   std::string text() const;  ///< the value as a recipe writes it; reading it back gives the same value, bit for bit
   /// Parses and checks the range; `where` ("recipes/x.cfg:12", "command line") begins the error line.

@@ -36,34 +36,52 @@ View Generator::next_logits(const View& hidden_row) {
 
 View Generator::prefill(const std::vector<std::int32_t>& prompt, std::int64_t total_length) {
   CAPSTAN_CHECK(!prompt.empty(), "a sequence begins with at least one token");
-  const View embedding = model_.parameters().all().front().value;
-  const Device device = embedding.device();
   total_length_ = model_.position().length ? model_.position().length : total_length;
-  const auto layout = parallel::SequenceLayout::contiguous(std::int64_t(prompt.size()), ring_.size(), tile_);
-  layout_.emplace(layout);
-  caches_.clear();
-  const parallel::Ring ring{ring_, layout, parallel::make_schedule("auto", layout)};
+  caches_ = std::vector<parallel::KeyCache>(std::size_t(model_.layers()));
+  layout_.reset();
+  const std::int64_t length = std::int64_t(prompt.size()), unit = model_.unit(tile_),
+                     chunk = prefill_chunk_ > 0 ? (prefill_chunk_ + unit - 1) / unit * unit : length;
+  Tensor hidden;
+  for (std::int64_t begin = 0; begin < length; begin += chunk)
+    hidden = prefill_part(prompt, begin, std::min(length, begin + chunk));
 
-  const std::vector<std::int64_t> index = layout.local_index(ring_.rank());
-  const OwnedRows rows = rows_at(index, device);
-  Tensor tokens({1, std::int64_t(index.size())}, DType::i32, device);
-  for (std::size_t t = 0; t < index.size(); ++t)
-    tokens.as<std::int32_t>()[t] = prompt[static_cast<std::size_t>(index[t])];
-  SequenceContext context{1, std::int64_t(index.size()), rows.rows(), {}, nullptr, tile_};
-  context.attend = [&](int layer, const RingInputs& in, const kernels::AttentionSettings& settings,
-                       kernels::AttentionStats* stats) {
-    CAPSTAN_CHECK(layer == int(caches_.size()), "layer {} after {} layers", layer, caches_.size());
-    caches_.emplace_back(*layout_, ring_.rank(), in);
-    return ring_attention_forward(ring, in, settings, stats);
-  };
-  const Tensor hidden = model_.hidden(context, tokens, total_length_);
-
-  // The last token's row lives on one rank.
-  Tensor last({1, model_.config().hidden_size}, embedding.type(), device);
+  // The last token's row lives on one rank, as its last row.
+  const View embedding = model_.parameters().all().front().value;
+  Tensor last({1, model_.config().hidden_size}, embedding.type(), embedding.device());
   const int owner = layout_->chunks().back().owner;
   if (ring_.rank() == owner) last.view().copy_from(hidden.view().rows(hidden.shape()[0] - 1, hidden.shape()[0]));
   ring_.broadcast(last, owner);
   return next_logits(last);
+}
+
+/// Tokens [begin, end) of the prompt; the hidden rows of those that this rank owns.
+Tensor Generator::prefill_part(const std::vector<std::int32_t>& prompt, std::int64_t begin, std::int64_t end) {
+  int first_chunk = 0;
+  std::optional<parallel::Ring> ring;
+  if (begin == 0) {
+    ring.emplace(model_.make_ring(ring_, end, tile_));
+    layout_.emplace(ring->layout);
+  } else {
+    first_chunk = layout_->append_segment(end - begin);
+    const parallel::SequenceLayout layout = layout_->layout();
+    ring.emplace(parallel::Ring{ring_, layout, parallel::pass_q_schedule(layout, first_chunk)});
+  }
+  std::vector<std::int64_t> index;  // of the new tokens that this rank owns
+  for (std::int64_t at : ring->layout.local_index(ring_.rank()))
+    if (at >= begin) index.push_back(at);
+  const Device device = model_.parameters().all().front().value.device();
+  const OwnedRows rows = rows_at(index, device);
+  Tensor tokens({1, std::int64_t(index.size())}, DType::i32, device);
+  for (std::size_t t = 0; t < index.size(); ++t) tokens.as<std::int32_t>()[t] = prompt[std::size_t(index[t])];
+  SequenceContext context{1, std::int64_t(index.size()), rows.rows(), {}, nullptr, tile_};
+  context.attend = [&](int layer, const RingInputs& in, const kernels::AttentionSettings& settings,
+                       kernels::AttentionStats* stats) {
+    parallel::KeyCache& cache = caches_.at(std::size_t(layer));
+    cache.append(in);
+    if (begin == 0) return ring_attention_forward(*ring, in, settings, stats);
+    return ring_attention_prefill(*ring, first_chunk, in, cache.keys(), settings, stats);
+  };
+  return model_.hidden(context, tokens, total_length_);
 }
 
 View Generator::step(std::int32_t token) {
@@ -77,7 +95,7 @@ View Generator::step(std::int32_t token) {
   context.attend = [&](int layer, const RingInputs& in, const kernels::AttentionSettings& settings,
                        kernels::AttentionStats* stats) {
     parallel::KeyCache& cache = caches_.at(static_cast<std::size_t>(layer));
-    cache.append(*layout_, in);  // first, because a token sees itself
+    if (layout_->chunks().back().owner == ring_.rank()) cache.append(in);  // first, because a token sees itself
     return decode_attention(ring_, *layout_, cache, in, settings, stats);
   };
   return next_logits(model_.hidden(context, tokens, total_length_));

@@ -18,7 +18,10 @@ namespace capstan::framework {
 /// and get the same bits.
 class Generator {
  public:
-  Generator(Model& model, parallel::Communicator& ring, std::int64_t tile) : model_(model), ring_(ring), tile_(tile) {}
+  /// prefill_chunk: tokens of the prompt that are taken at a time, rounded up to whole units (Model::unit); 0: all. The
+  /// first ones go through a ring, those after by pass_q: their row states travel to the keys in the cache.
+  Generator(Model& model, parallel::Communicator& ring, std::int64_t tile, std::int64_t prefill_chunk = 0)
+      : model_(model), ring_(ring), tile_(tile), prefill_chunk_(prefill_chunk) {}
 
   /// Begins a new sequence with at least one token. total_length: prompt and all tokens to come, for scalings that
   /// depend on it (a declared position.length goes before). Returns the logits [V] of the token after the prompt.
@@ -31,10 +34,11 @@ class Generator {
 
  private:
   View next_logits(const View& hidden_row);
+  Tensor prefill_part(const std::vector<std::int32_t>& prompt, std::int64_t begin, std::int64_t end);
 
   Model& model_;
   parallel::Communicator& ring_;
-  std::int64_t tile_, total_length_ = 0;
+  std::int64_t tile_, prefill_chunk_, total_length_ = 0;
   std::optional<parallel::GrowingLayout> layout_;
   std::vector<parallel::KeyCache> caches_;  // per layer
   Tensor logits_;                           // [1, V]

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "framework/encoding.h"
 #include "framework/files.h"
 #include "kernels/check.h"
 
@@ -201,20 +202,46 @@ PositionConfig read_rope(const Fields& config) {
   return position;
 }
 
+/// Options of [position] that Hugging Face has no field for, beside those that own_position() writes by themselves.
+std::vector<std::string> own_keys() {
+  static const std::vector<std::string> elsewhere{
+      "kind",      "theta",     "scaling",          "factor",          "original_length", "length",
+      "beta_fast", "beta_slow", "attention_factor", "low_freq_factor", "high_freq_factor"};
+  Recipe recipe;
+  std::vector<std::string> keys;
+  for (const Option& option : options(recipe)) {
+    if (!option.name.starts_with("position.")) continue;
+    const std::string key = option.name.substr(std::string("position.").size());
+    if (std::find(elsewhere.begin(), elsewhere.end(), key) == elsewhere.end()) keys.push_back(key);
+  }
+  return keys;
+}
+
 /// What Hugging Face has no field for; see own_position().
 void read_own_position(const Fields& own, ModelConfig& model, PositionConfig& position) {
-  static const std::vector<std::string> kinds{"none", "rope", "cope", "rope+cope", "tape"};
-  static const std::vector<std::string> known{"kind",  "cope_positions", "tape_width",      "length",
-                                              "theta", "ntk_factor",     "original_length", "max_length"};
+  Recipe holder;
+  std::vector<std::string> known{"kind", "length", "theta", "ntk_factor", "original_length", "max_length"};
+  const std::vector<Option> all = options(holder);
+  const auto option_of = [&](const std::string& key) {
+    return std::find_if(all.begin(), all.end(), [&](const Option& o) { return o.name == "position." + key; });
+  };
+  for (const std::string& key : own_keys()) known.push_back(key);
   for (const auto& [key, value] : own.object().items()) {
     if (std::find(known.begin(), known.end(), key) == known.end())
       own.refuse(key, fmt::format("only {}", fmt::join(known, ", ")));
   }
-  position.kind = own.text("kind", "rope");
-  if (std::find(kinds.begin(), kinds.end(), position.kind) == kinds.end())
-    own.refuse("kind", fmt::format("{}", fmt::join(kinds, ", ")));
-  position.cope_positions = own.integer("cope_positions", position.cope_positions, 2, 1 << 20);
-  position.tape_width = own.integer("tape_width", position.tape_width, 0, 1 << 20);
+  holder.position = position;
+  holder.position.kind = own.text("kind", "rope");
+  try {
+    claims_of(holder.position);
+  } catch (const Error& error) { own.refuse("kind", fmt::format("names of encodings joined by + ({})", error.what())); }
+  for (const std::string& key : own_keys())
+    if (const Json* value = own.find(key)) {
+      try {
+        option_of(key)->set(value->is_string() ? value->get<std::string>() : value->dump(), own.where());
+      } catch (const Error&) { own.refuse(key, option_of(key)->allowed()); }
+    }
+  position = holder.position;
   position.length = own.integer("length", position.length, 0, largest_length);
   if (own.find("ntk_factor") != nullptr) {
     position.scaling = "ntk";
@@ -364,8 +391,14 @@ Json own_position(const Export& plan) {
   const bool ntk = position.scaling == "ntk";
   if (position.kind == "rope" && !ntk && !plan.hidden_length && position.length == 0) return nullptr;
   Json own{{"kind", position.kind}};
-  if (position.kind.find("cope") != std::string::npos) own["cope_positions"] = position.cope_positions;
-  if (position.kind.find("tape") != std::string::npos) own["tape_width"] = position.tape_width;
+  Recipe now, defaults;  // what differs from the default, as recipes write it
+  now.position = position;
+  const std::vector<Option> values = options(now), usual = options(defaults);
+  const std::vector<std::string> keys = own_keys();
+  for (std::size_t i = 0; i < values.size(); ++i)
+    for (const std::string& key : keys)
+      if (values[i].name == "position." + key && values[i].text() != usual[i].text())
+        std::visit([&](const auto* held) { own[key] = *held; }, values[i].value);
   if (position.length > 0) own["length"] = position.length;
   if (ntk) {
     own["ntk_factor"] = position.factor;

@@ -16,8 +16,9 @@ void resolve_sizes(ModelConfig& model, PositionConfig& position) {
 
 Model::Model(const ModelConfig& config, const PositionConfig& position)
     : config_(config), position_(position),
-      encoding_(make_encoding(position, {config.layers, config.hidden_size, config.heads, config.kv_heads,
-                                         config.head_size, position.original_length})),
+      encoding_(
+          make_encoding(position, {config.layers, config.hidden_size, config.heads, config.kv_heads, config.head_size,
+                                   position.original_length, std::max<std::int64_t>(1, config.max_length)})),
       embed_(parameters_.declare("model.embed_tokens.weight", {config.vocabulary, config.hidden_size}, Init::normal)) {
   CAPSTAN_CHECK(config.vocabulary > 0 && config.kv_heads > 0 && config.head_size > 0, "sizes are not resolved");
   for (int layer = 0; layer < config.layers; ++layer) blocks_.emplace_back(config, layer, *encoding_, parameters_);
@@ -34,6 +35,26 @@ Tensor Model::embed(const View& tokens) {
   return x;
 }
 
+/// The rows with the positions that the encoding gives them, which `position` holds.
+TokenRows Model::place(const TokenRows& rows, const std::vector<std::uint64_t>& draws, std::int64_t length,
+                       Tensor& position) {
+  if (!encoding_->claims().positions) return rows;
+  position = zeros_like(rows.position);
+  position.view().copy_from(rows.position);
+  encoding_->place(position, draws, length);
+  return {rows.index, position, rows.document};
+}
+
+parallel::Ring Model::make_ring(parallel::Communicator& comm, std::int64_t length, std::int64_t tile,
+                                const GridConfig& grid) const {
+  const std::string schedule = parallel::resolve_schedule(grid.schedule, comm.size());
+  if (const std::string reason = refuse_pair(position_, schedule); !reason.empty())
+    fail(ExitCode::config, "{}", reason);
+  parallel::RingPlan plan =
+      parallel::plan_ring({schedule, comm.size(), int(grid.heads), int(config_.kv_heads), length, unit(tile)});
+  return {comm, std::move(plan.layout), std::move(plan.schedule)};
+}
+
 Pass Model::forward(const parallel::Ring& ring, const Batch& batch, std::int64_t tile, Keep keep,
                     std::vector<LayerStats>* stats) {
   const DType type = embed_.value.type();
@@ -43,10 +64,12 @@ Pass Model::forward(const parallel::Ring& ring, const Batch& batch, std::int64_t
                                 kernels::AttentionStats* counts) {
     return ring_attention_forward(ring, in, settings, counts);
   };
-  pass.context = {batch.sequences(), batch.tokens.shape()[1], batch.rows(), attend, &ring, tile};
-  encoding_->begin(batch.rows(), batch.declared_length ? batch.declared_length : batch.length, device, type);
+  const TokenRows rows = place(batch.rows(), batch.dropout.draws, batch.length, pass.position);
+  pass.context = {batch.sequences(), batch.tokens.shape()[1], rows, attend, &ring, tile, batch.dropout};
+  encoding_->begin(rows, batch.declared_length ? batch.declared_length : batch.length, device, type);
 
   Tensor x = embed(batch.tokens), z = encoding_->first_state();
+  drop(x, rows.index, batch.dropout, 0, "embedding");
   pass.blocks.resize(blocks_.size());
   if (stats) stats->resize(blocks_.size());
   for (std::size_t layer = 0; layer < blocks_.size(); ++layer) {
@@ -67,7 +90,7 @@ Pass Model::forward(const parallel::Ring& ring, const Batch& batch, std::int64_t
 }
 
 /// From the last line of forward up.
-void Model::backward(const parallel::Ring&, const Batch& batch, Pass& pass) {
+Tensor Model::backward(const Batch& batch, Pass& pass) {
   const std::int64_t n = pass.xn.shape()[0];
   Tensor dxn = zeros_like(pass.xn), dx = zeros_like(pass.xn), dz;
   kernels::cross_entropy_backward(dxn, output().grad, pass.lse, pass.xn, output().value,
@@ -78,11 +101,16 @@ void Model::backward(const parallel::Ring&, const Batch& batch, Pass& pass) {
     blocks_[layer].backward(pass.context, dx, dz, pass.blocks[layer]);
     pass.blocks[layer] = {};
   }
+  Tensor d_input = dx.clone();
+  drop(dx, batch.index, batch.dropout, 0, "embedding");
   encoding_->embed_backward(dx);
   if (embed_.grad) kernels::embedding_backward(embed_.grad, batch.tokens.view().reshape({n}), dx);
+  return d_input;
 }
 
-Tensor Model::hidden(const SequenceContext& context, const View& tokens, std::int64_t total_length) {
+Tensor Model::hidden(SequenceContext context, const View& tokens, std::int64_t total_length) {
+  Tensor position;
+  context.rows = place(context.rows, {}, total_length, position);
   encoding_->begin(context.rows, total_length, embed_.value.device(), embed_.value.type());
   Tensor x = embed(tokens), z = encoding_->first_state();
   BlockSaved unused;

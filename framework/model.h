@@ -2,6 +2,7 @@
 // The whole model: embedding → blocks → norm → loss. Llama architecture.
 
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "framework/block.h"
@@ -14,7 +15,8 @@ struct Batch {
   std::int64_t declared_length = 0;  ///< total length for scalings that depend on it; 0: length
   Tensor tokens;                     // [B, T] i32
   Tensor targets;                    // [B, T] i32, -1 counts nothing
-  Tensor index, position, document;  // [B, T] i64
+  Tensor index, position, document;  // [B, T] i64; position: place in the document
+  Dropout dropout;                   ///< of training; its draws also move random positions
   std::int64_t sequences() const { return tokens.shape()[0]; }
   TokenRows rows() const { return {index, position, document}; }
 };
@@ -22,6 +24,7 @@ struct Batch {
 /// A forward pass: its loss terms and what backward needs.
 struct Pass {
   SequenceContext context;
+  Tensor position;  // [B, T] as the encoding placed it, if it did
   Tensor x_last;    // [N, C] after the last block
   Tensor xn;        // [N, C] after the final norm
   Tensor nll, lse;  // [N] f64 per local token; nll is 0 where nothing counts
@@ -39,21 +42,29 @@ class Model {
   const Parameters& parameters() const { return parameters_; }
   int layers() const { return int(blocks_.size()); }
   Encoding& encoding() { return *encoding_; }
+  /// Chunk edges lie at multiples of this: lcm(tile, block).
+  std::int64_t unit(std::int64_t tile) const { return std::lcm(tile, encoding_->block()); }
+  /// A ring for sequences of `length` tokens. Errors (config): as plan_ring, and pairs that refuse_pair names.
+  parallel::Ring make_ring(parallel::Communicator& comm, std::int64_t length, std::int64_t tile,
+                           const GridConfig& grid = {}) const;
 
   /// Loss terms of the local tokens. stats: one entry per layer, or null.
   Pass forward(const parallel::Ring& ring, const Batch& batch, std::int64_t tile, Keep keep,
                std::vector<LayerStats>* stats = nullptr);
-  /// Adds the gradient of the *sum* of all nll to the parameters' gradients.
-  void backward(const parallel::Ring& ring, const Batch& batch, Pass& pass);
+  /// Adds the gradient of the *sum* of all nll to the parameters' gradients. Returns that of the residual stream [N, C]
+  /// that enters layer 0.
+  Tensor backward(const Batch& batch, Pass& pass);
 
   /// Hidden rows [N, C] after the final norm, with any attention behind (generation). tokens [B, T].
-  Tensor hidden(const SequenceContext& context, const View& tokens, std::int64_t total_length);
+  Tensor hidden(SequenceContext context, const View& tokens, std::int64_t total_length);
   /// logits [N, V] of normed rows [N, C].
   Tensor logits(const View& hidden_rows) const;
 
  private:
   const Parameter& output() const { return lm_head_ ? *lm_head_ : embed_; }
   Tensor embed(const View& tokens);
+  TokenRows place(const TokenRows& rows, const std::vector<std::uint64_t>& draws, std::int64_t length,
+                  Tensor& position);
 
   ModelConfig config_;
   PositionConfig position_;

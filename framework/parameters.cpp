@@ -48,9 +48,10 @@ void Parameters::initialise(std::uint64_t seed, double std_deviation) {
       Real* value = p.value.as<Real>();
       const std::uint64_t stream = stream_of(p.name);
       for (std::int64_t i = 0; i < p.value.elements(); ++i)
-        value[i] = p.init == Init::zero  ? Real(0)
-                   : p.init == Init::one ? Real(1)
-                                         : Real(std_deviation * random_normal(seed, stream, std::uint64_t(i)));
+        value[i] = p.init == Init::zero    ? Real(0)
+                   : p.init == Init::one   ? Real(1)
+                   : p.init == Init::given ? Real(p.given.at(std::size_t(i)))
+                                           : Real(std_deviation * random_normal(seed, stream, std::uint64_t(i)));
     });
 }
 

@@ -20,12 +20,13 @@ using kernels::Shape;
 using kernels::Tensor;
 using kernels::View;
 
-enum class Init : std::uint8_t { zero, one, normal };
+enum class Init : std::uint8_t { zero, one, normal, given };
 
 struct Parameter {
   std::string name;
   Shape shape;
   Init init = Init::zero;
+  std::vector<double> given;  ///< the first values, for Init::given
   bool trainable = true;
   bool decay = false;        ///< weight decay: matrices only
   std::int64_t offset = -1;  ///< first element in the trainable buffer

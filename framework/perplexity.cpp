@@ -42,7 +42,8 @@ std::vector<double> window_nll(Model& model, parallel::Communicator& ring, const
            "{}: token {} is id {}; the model knows ids 0 to {}; prepare the file with the model's tokenizer",
            data.path(), window.begin + std::int64_t(i), ids[i], model.config().vocabulary - 1);
 
-  const auto layout = parallel::SequenceLayout::contiguous(window.length, ring.size(), options.tile);
+  const parallel::Ring shared = model.make_ring(ring, window.length, options.tile);
+  const parallel::SequenceLayout& layout = shared.layout;
   const std::vector<std::int64_t> index = layout.local_index(ring.rank());
   const Device device = model.parameters().all().front().value.device();
   const Shape shape{1, std::int64_t(index.size())};
@@ -52,26 +53,21 @@ std::vector<double> window_nll(Model& model, parallel::Communicator& ring, const
               Tensor(shape, DType::i32, device),
               Tensor(shape, DType::i64, device),
               Tensor(shape, DType::i64, device),
-              Tensor(shape, DType::i64, device)};
+              Tensor(shape, DType::i64, device),
+              {}};
   for (std::size_t t = 0; t < index.size(); ++t) {
     const std::int64_t at = index[t];
     batch.tokens.as<std::int32_t>()[t] = ids[static_cast<std::size_t>(at)];
     batch.targets.as<std::int32_t>()[t] = at < window.count_from ? -1 : ids[static_cast<std::size_t>(at + 1)];
     batch.index.as<std::int64_t>()[t] = batch.position.as<std::int64_t>()[t] = at;
   }
-  const Pass pass =
-      model.forward({ring, layout, parallel::make_schedule("auto", layout)}, batch, options.tile, Keep::nothing);
+  const Pass pass = model.forward(shared, batch, options.tile, Keep::nothing);
 
-  // Every rank sends as much as the largest shard.
-  const std::int64_t most = layout.largest_chunk();
-  const Tensor mine({most}, DType::f64, Device::ref), all({ring.size() * most}, DType::f64, Device::ref);
-  std::copy_n(pass.nll.as<double>(), index.size(), mine.as<double>());
-  ring.all_gather(mine, all);
-  std::vector<double> nll;
-  for (const parallel::Chunk& chunk : layout.chunks())
-    nll.insert(nll.end(), all.as<double>() + chunk.owner * most,
-               all.as<double>() + chunk.owner * most + chunk.tokens());
-  return nll;
+  // Every rank knows its tokens; others add zeros.
+  const Tensor all({window.length}, DType::f64, Device::ref);
+  for (std::size_t t = 0; t < index.size(); ++t) all.as<double>()[index[t]] = pass.nll.as<double>()[t];
+  ring.all_reduce(all);
+  return {all.as<double>(), all.as<double>() + window.length};
 }
 
 std::string bos_text(const TokenFileInfo& info) {

@@ -15,24 +15,42 @@ struct PerToken {
   std::int64_t input = 0;     // x and, with a state, z
   std::int64_t ring = 0;      // O, LSE
   std::int64_t local = 0;     // all else that backward reads
-  std::int64_t integers = 0;  // i64: CoPE's carry at the horizon
+  std::int64_t integers = 0;  // i64: carried gate sums, offsets
 };
 
-PerToken per_token(const Recipe& r, bool cope, bool tape) {
+/// Elements per token of what prepare makes.
+std::int64_t prepared_elements(const parallel::RingInputs& in) {
+  std::int64_t elements = 0;
+  for (const View& x : {in.terms.table[0], in.terms.table[1], in.terms.gate_k[0], in.terms.gate_k[1],
+                        in.terms.offset_source, in.terms.offset_table, in.terms.relative})
+    if (x) elements += x.elements();
+  return elements;
+}
+
+PerToken per_token(const Recipe& r, const Encoding& encoding) {
   const std::int64_t c = r.model.hidden_size, f = r.model.mlp_size, q = r.model.heads * r.model.head_size,
                      k = r.model.kv_heads * r.model.head_size;
-  const bool rotates = r.position.kind != "none" && r.position.kind != "cope";
+  const Claims claims = encoding.claims();
   PerToken out;
-  out.input = c + (tape ? k : 0);
-  out.ring = q * (tape ? 2 : 1) + r.model.heads;
-  out.local =
-      c + (q + k) * (rotates ? 2 : 1) + k + (cope ? r.model.heads * r.position.cope_positions : 0) + 3 * c + 3 * f;
-  out.integers = cope ? r.model.heads : 0;
+  out.input = c + (claims.state ? k : 0);
+  out.ring = q * (claims.state ? 2 : 1) + r.model.heads;
+  Recipe one = r;
+  one.train.micro_batch = 1;
+  for (int layer = 0; layer < r.model.layers; ++layer) {
+    const parallel::RingInputs in = ring_shapes(one, encoding, layer, 1);
+    const Terms terms = encoding.terms(layer);
+    std::int64_t integers = in.terms.offset_source ? 2 * r.model.heads : 0;
+    for (const kernels::GateRule& rule : terms.gates)
+      integers += rule.gates == kernels::Gates::none ? 0 : r.model.heads;
+    out.local =
+        std::max(out.local, c + (q + k) * (claims.rotation ? 2 : 1) + k + prepared_elements(in) + 3 * c + 3 * f);
+    out.integers = std::max(out.integers, integers);
+  }
   return out;
 }
 
-void add_activations(Plan& plan, const Recipe& r, std::int64_t element, std::int64_t tokens, bool cope, bool tape) {
-  const PerToken per = per_token(r, cope, tape);
+void add_activations(Plan& plan, const Recipe& r, std::int64_t element, std::int64_t tokens, const Encoding& encoding) {
+  const PerToken per = per_token(r, encoding);
   const std::int64_t layers = r.model.layers, ring = per.ring * element + per.integers * 8;
   const auto add = [&](const std::string& name, std::int64_t bytes, const std::string& how) {
     plan.memory.push_back({name, bytes, how});
@@ -40,7 +58,7 @@ void add_activations(Plan& plan, const Recipe& r, std::int64_t element, std::int
   add("block inputs", layers * tokens * per.input * element,
       fmt::format("{} layers x {} tokens x {} numbers", layers, tokens, per.input));
   if (r.train.recompute != "block_full")
-    add("attention results", layers * tokens * ring, "O, LSE and CoPE's horizon of every layer");
+    add("attention results", layers * tokens * ring, "O, LSE and carried sums of every layer");
   if (r.train.recompute == "none")
     add("layer values", layers * tokens * per.local * element, "what recompute would compute again");
   add("working set", tokens * (2 * per.local * element + 2 * ring + 4 * per.input * element),
@@ -61,6 +79,40 @@ std::int64_t Plan::memory_total() const {
   return sum;
 }
 
+parallel::RingInputs ring_shapes(const Recipe& r, const Encoding& encoding, int layer, std::int64_t t) {
+  const std::int64_t b = r.train.micro_batch, h = r.model.heads, g = r.model.kv_heads, d = r.model.head_size;
+  const kernels::DType type = r.train.precision == "f64" ? kernels::DType::f64 : kernels::DType::f32;
+  const auto view = [&](const kernels::Shape& shape) { return View(nullptr, type, kernels::Device::ref, shape); };
+  const View row(nullptr, kernels::DType::i64, kernels::Device::ref, {b, t});
+  const Claims claims = encoding.claims();
+  const Terms terms = encoding.terms(layer);
+  parallel::RingInputs in;
+  in.q = view({b, t, h, d});
+  in.k = in.v = view({b, t, g, d});
+  if (encoding.travels(layer)) in.z = in.k;
+  if (in.z && layer == 0) in.make_z = [](const View&, const View&) {};
+  in.rows = {row, row, row};
+  in.offset = terms.offset;
+  in.gates_on_values = terms.gate_keys == GateKeys::values;
+  const bool unrotated = claims.rotation && !terms.rotated_gates;
+  if (terms.gates[0].gates != kernels::Gates::none) {
+    in.terms.table[0] = view({b, t, h, r.position.cope_positions});
+    if (unrotated) in.terms.gate_q[0] = in.q;
+    if (terms.gate_keys == GateKeys::separate || (unrotated && terms.gate_keys == GateKeys::keys))
+      in.terms.gate_k[0] = in.k;
+  }
+  if (terms.gates[1].gates != kernels::Gates::none) {
+    in.terms.table[1] = view({b, t, h, r.position.block_positions});
+    in.terms.gate_k[1] = in.k;
+    if (claims.rotation) in.terms.gate_q[1] = in.q;
+  }
+  if (terms.offset.rule != parallel::OffsetRule::none) in.terms.offset_source = view({b, t, h});
+  if (terms.offset.rule == parallel::OffsetRule::block_gates)
+    in.terms.offset_table = view({b, t, h, r.position.block_positions});
+  if (claims.relative) in.terms.relative = view({b, t, h, r.position.relative_positions});
+  return in;
+}
+
 Plan make_plan(const Recipe& r, int ranks) {
   Plan plan;
   plan.ranks = ranks;
@@ -75,30 +127,32 @@ Plan make_plan(const Recipe& r, int ranks) {
     if (matches_any(p.name, r.train.trainable) && !matches_any(p.name, r.train.frozen))
       plan.trainable += p.shape.elements();
   }
-  const parallel::SequenceLayout layout = parallel::SequenceLayout::contiguous(r.data.context, plan.ring, r.train.tile);
-  const parallel::RingSchedule schedule = parallel::make_schedule(r.grid.schedule, layout);
+  const std::string chosen = parallel::resolve_schedule(r.grid.schedule, plan.ring);
+  if (const std::string reason = refuse_pair(r.position, chosen); !reason.empty()) fail(ExitCode::config, "{}", reason);
+  const auto [layout, schedule] = parallel::plan_ring(
+      {chosen, plan.ring, int(r.grid.heads), int(r.model.kv_heads), r.data.context, model.unit(r.train.tile)});
   plan.schedule = schedule.name;
   plan.forward_slots = std::int64_t(schedule.forward[0].size());
   plan.backward_slots = std::int64_t(schedule.backward[0].size());
   for (int rank = 0; rank < plan.ring; ++rank) plan.local_tokens.push_back(layout.local_tokens(rank));
 
-  const bool cope = model.encoding().term() == kernels::TermKind::cope, tape = model.encoding().has_state();
   const kernels::DType type = r.train.precision == "f64" ? kernels::DType::f64 : kernels::DType::f32;
   const std::int64_t element = kernels::size_of(type), batch = r.train.micro_batch;
-  // The first layer's states are made where they are needed, the last layer's are used by nobody.
-  const bool z_travels = tape && r.model.layers > 2;
-  const auto bytes_of = [&](std::int64_t tokens) {
-    return parallel::chunk_bytes(batch, tokens, r.model.kv_heads, r.model.head_size, z_travels, type);
-  };
-  const parallel::ChunkBytes largest = bytes_of(layout.largest_chunk());
+  parallel::RingBytes largest;
+  for (int layer = 0; layer < r.model.layers; ++layer)
+    for (int rank = 0; rank < plan.ring; ++rank) {
+      kernels::AttentionSettings settings;
+      settings.tile = r.train.tile;
+      settings.gates = model.encoding().terms(layer).gates;
+      const parallel::RingBytes bytes = parallel::bytes_sent(
+          layout, schedule, rank, ring_shapes(r, model.encoding(), layer, layout.local_tokens(rank)), settings);
+      plan.forward_bytes_per_rank = std::max(plan.forward_bytes_per_rank, bytes.forward);
+      plan.backward_bytes_per_rank = std::max(plan.backward_bytes_per_rank, bytes.backward);
+      largest.keys = std::max(largest.keys, bytes.keys);
+      largest.gradients = std::max(largest.gradients, bytes.gradients);
+    }
   plan.bytes_per_hop_forward = plan.ring > 1 ? largest.keys : 0;
   plan.bytes_per_hop_backward = plan.ring > 1 ? largest.keys + largest.gradients : 0;
-  for (const auto& slots : schedule.forward) {
-    std::int64_t sent = 0;
-    for (const parallel::Slot& slot : slots)
-      for (const parallel::Transfer& t : slot.send_keys) sent += bytes_of(layout.chunks()[t.chunk].tokens()).keys;
-    plan.forward_bytes_per_rank = std::max(plan.forward_bytes_per_rank, sent);
-  }
 
   const std::int64_t tokens = batch * *std::max_element(plan.local_tokens.begin(), plan.local_tokens.end());
   const std::int64_t shard = (plan.trainable + ranks - 1) / ranks;
@@ -109,7 +163,7 @@ Plan make_plan(const Recipe& r, int ranks) {
   add("gradients", plan.trainable * element, fmt::format("{} trained", plan.trainable));
   add("optimizer", (r.optimizer.kind == "adamw" ? 3 : 1) * shard * element,
       fmt::format("moments and gradient of 1/{} of them (ZeRO-1)", ranks));
-  add_activations(plan, r, element, tokens, cope, tape);
+  add_activations(plan, r, element, tokens, model.encoding());
   add("ring buffers", 3 * largest.keys + 3 * largest.gradients, "key chunks in hand and arriving, their gradients");
   add("logits", 2 * kernels::cross_entropy_chunk * r.model.vocabulary * element,
       fmt::format("{} rows at a time", kernels::cross_entropy_chunk));
@@ -134,8 +188,8 @@ std::string text_of(const Plan& plan, const Recipe& r) {
   line("hop",
        fmt::format("{} forward, {} backward, per layer and micro-batch of {}", bytes_text(plan.bytes_per_hop_forward),
                    bytes_text(plan.bytes_per_hop_backward), r.train.micro_batch));
-  line("sent",
-       fmt::format("at most {} per rank, layer and micro-batch in forward", bytes_text(plan.forward_bytes_per_rank)));
+  line("sent", fmt::format("at most {} forward, {} backward, by a rank for one layer and micro-batch",
+                           bytes_text(plan.forward_bytes_per_rank), bytes_text(plan.backward_bytes_per_rank)));
   line("step", fmt::format("{} tokens = {} sequences x {}; {} steps = {} tokens", plan.tokens_per_step,
                            r.train.sequences, r.data.context, r.train.steps, plan.total_tokens));
   line("checkpoint", bytes_text(plan.checkpoint_bytes));

@@ -5,7 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "framework/config.h"
+#include "framework/encoding.h"
+#include "parallel/ring_attention.h"
 
 namespace capstan::framework {
 
@@ -23,12 +24,16 @@ struct Plan {
   std::int64_t forward_slots = 0, backward_slots = 0;
   std::int64_t bytes_per_hop_forward = 0,
                bytes_per_hop_backward = 0;  ///< of the largest chunk, one layer, one micro-batch
-  std::int64_t forward_bytes_per_rank = 0;  ///< most that a rank sends per layer and micro-batch
-  std::vector<MemoryLine> memory;           ///< of the fullest rank
+  std::int64_t forward_bytes_per_rank = 0,
+               backward_bytes_per_rank = 0;  ///< most that a rank sends for one layer and micro-batch
+  std::vector<MemoryLine> memory;            ///< of the fullest rank
   std::int64_t memory_total() const;
   std::int64_t checkpoint_bytes = 0;
   std::int64_t tokens_per_step = 0, total_tokens = 0;
 };
+
+/// Attention inputs of a layer by their shapes alone, without memory: for parallel::bytes_sent.
+parallel::RingInputs ring_shapes(const Recipe& recipe, const Encoding& encoding, int layer, std::int64_t local_tokens);
 
 /// The recipe must be resolved (vocabulary known, sizes not 0). Errors: config (ranks that do not divide, …).
 Plan make_plan(const Recipe& recipe, int ranks);

@@ -10,6 +10,7 @@
 #include <filesystem>
 
 #include "framework/files.h"
+#include "framework/random.h"
 #include "framework/stop_request.h"
 #include "kernels/build_info.h"
 #include "kernels/global_norm.h"
@@ -106,10 +107,8 @@ Trainer::Trainer(const Recipe& recipe, parallel::Communicator& world)
          train.trainable, train.frozen);
   start_values();
 
-  const parallel::SequenceLayout layout =
-      parallel::SequenceLayout::contiguous(recipe_.data.context, grid_.ring_size, train.tile);
-  ring_ = std::make_unique<parallel::Ring>(
-      parallel::Ring{*grid_.ring, layout, parallel::make_schedule(recipe_.grid.schedule, layout)});
+  ring_ =
+      std::make_unique<parallel::Ring>(model_->make_ring(*grid_.ring, recipe_.data.context, train.tile, recipe_.grid));
   optimizer_ = std::make_unique<Optimizer>(recipe_.optimizer, model_->parameters(), world);
 }
 
@@ -154,6 +153,15 @@ std::vector<std::vector<SampleId>> Trainer::micro_batches(const std::vector<Samp
   return out;
 }
 
+/// What makes sequences differ in dropout and random positions: the step and the sample, for any ranks.
+Dropout Trainer::dropout_of(const std::vector<SampleId>& ids) const {
+  Dropout out{recipe_.train.dropout, recipe_.train.attention_dropout, {}};
+  for (const SampleId& id : ids)
+    out.draws.push_back(
+        random_bits(std::uint64_t(recipe_.train.seed), stream_of("draw " + id.text()), std::uint64_t(step_)));
+  return out;
+}
+
 StepResult Trainer::train_step() {
   StepResult result;
   std::vector<SampleId> samples;
@@ -170,9 +178,10 @@ StepResult Trainer::train_step() {
   for (const std::vector<SampleId>& ids : micro_batches(samples)) {
     Batch batch = data_.train.read(ids, ring_->layout, grid_.ring_rank, device_of(recipe_));
     batch.declared_length = recipe_.position.length;
+    batch.dropout = dropout_of(ids);
     Pass pass = model_->forward(*ring_, batch, recipe_.train.tile, keep_of(recipe_.train.recompute), &layers);
     for (std::int64_t t = 0; t < pass.nll.view().elements(); ++t) nll += pass.nll.as<double>()[t];
-    model_->backward(*ring_, batch, pass);
+    model_->backward(batch, pass);
   }
   // All ranks learn of a loss that is not finite before any of them updates.
   const std::int64_t culprit =
@@ -292,8 +301,10 @@ void Trainer::announce(const std::string& run_folder, const std::string& resumed
              data_.train.files().size(), recipe_.data.documents, recipe_.train.sequences, recipe_.data.context);
   fmt::print("ranks     {} ({}): data {} x ring {}; {}\n", world_.size(), world_.backend(), grid_.data_size,
              grid_.ring_size, parallel::text_of_hosts(hosts));
-  fmt::print("schedule  {} (grid.schedule = {}: the one that keeps every encoding's key order)\n", ring_->schedule.name,
-             recipe_.grid.schedule);
+  fmt::print("schedule  {}{}\n", ring_->schedule.name,
+             recipe_.grid.schedule != "auto" ? ""
+             : grid_.ring_size == 1          ? " (grid.schedule = auto: one rank)"
+                                             : " (grid.schedule = auto: even work, and every encoding's key order)");
   fmt::print("kernels   {} {}{}\n", recipe_.train.device, recipe_.train.precision,
              recipe_.train.device == "cpu" ? ", " + kernels::name_of(kernels::best_isa()) : std::string());
   std::fflush(stdout);

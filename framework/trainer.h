@@ -57,6 +57,7 @@ class Trainer {
   void refuse_changes(const std::string& run_folder) const;
   void require_finite_values() const;
   CheckpointHeader header() const;
+  Dropout dropout_of(const std::vector<SampleId>& ids) const;
   std::vector<std::vector<SampleId>> micro_batches(const std::vector<SampleId>& all) const;
 
   Recipe recipe_;

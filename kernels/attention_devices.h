@@ -10,7 +10,7 @@ void attention_forward(const AttentionState&, const QueryChunk&, const KeyChunk&
                        AttentionStats&);
 void attention_backward(const AttentionGradients&, const AttentionBackwardState&, const QueryChunk&, const KeyChunk&,
                         const View& d_o, const AttentionSaved&, const AttentionSettings&);
-void attention_gate_sum(const View& sum, const QueryChunk&, const KeyChunk&, const AttentionSettings&);
+void attention_gate_sum(const View& sum, int which, const QueryChunk&, const KeyChunk&, const AttentionSettings&);
 }  // namespace ref
 
 namespace cpu {
@@ -18,7 +18,7 @@ void attention_forward(const AttentionState&, const QueryChunk&, const KeyChunk&
                        AttentionStats&);
 void attention_backward(const AttentionGradients&, const AttentionBackwardState&, const QueryChunk&, const KeyChunk&,
                         const View& d_o, const AttentionSaved&, const AttentionSettings&);
-void attention_gate_sum(const View& sum, const QueryChunk&, const KeyChunk&, const AttentionSettings&);
+void attention_gate_sum(const View& sum, int which, const QueryChunk&, const KeyChunk&, const AttentionSettings&);
 }  // namespace cpu
 
 }  // namespace capstan::kernels

@@ -12,7 +12,9 @@
 
 #include "kernels/adamw.h"
 #include "kernels/attention_tile.h"
+#include "kernels/block_pool.h"
 #include "kernels/cross_entropy.h"
+#include "kernels/dropout.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
 #include "kernels/global_norm.h"

@@ -12,6 +12,10 @@ namespace capstan::kernels {
 /// The angle is formed and reduced in double for every device and cast last, so that it stays exact at a million tokens.
 void rotary_phases(const View& z, const View& position, const std::vector<double>& frequency, double amplitude);
 
+/// z[t, 0] *= exp((position[t] - centre) · log_base[f]), real and imaginary part alike.  z [T, 1, D]; position [T] i64;
+/// log_base has D/2 entries. xPos (arXiv 2212.10554, §2.2): keys take the opposite of the queries' log_base.
+void rotary_decay(const View& z, const View& position, const std::vector<double>& log_base, double centre);
+
 /// y = x · z, complex product per f.  y [T, H, D] overwrites; x [T, H, D]; z [T, Gz, D].
 void rotary_forward(const View& y, const View& x, const View& z);
 /// dx = conj(z) · dy, overwrites (may be the same memory as dy when dz is absent; then x may be absent too);
@@ -21,12 +25,14 @@ void rotary_backward(const View& dx, const View& dz, const View& dy, const View&
 // The device entries behind these; arguments are checked before.
 namespace ref {
 decltype(kernels::rotary_phases) rotary_phases;
+decltype(kernels::rotary_decay) rotary_decay;
 decltype(kernels::rotary_forward) rotary_forward;
 decltype(kernels::rotary_backward) rotary_backward;
 }  // namespace ref
 
 namespace cpu {
 decltype(kernels::rotary_phases) rotary_phases;
+decltype(kernels::rotary_decay) rotary_decay;
 decltype(kernels::rotary_forward) rotary_forward;
 decltype(kernels::rotary_backward) rotary_backward;
 }  // namespace cpu

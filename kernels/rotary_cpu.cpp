@@ -29,9 +29,13 @@ template <Into into>
 
 }  // namespace
 
-// Made once per step, by cos and sin in double: there is nothing to gain from a second version.
+// Made once per step, by cos, sin and exp in double: there is nothing to gain from a second version.
 void rotary_phases(const View& z, const View& position, const std::vector<double>& frequency, double amplitude) {
   ref::rotary_phases(z, position, frequency, amplitude);
+}
+
+void rotary_decay(const View& z, const View& position, const std::vector<double>& log_base, double centre) {
+  ref::rotary_decay(z, position, log_base, centre);
 }
 
 // y = x z

@@ -24,6 +24,13 @@ void rotary_phases(const View& z, const View& position, const std::vector<double
   pick(z, ref::rotary_phases, cpu::rotary_phases)(z, position, frequency, amplitude);
 }
 
+void rotary_decay(const View& z, const View& position, const std::vector<double>& log_base, double centre) {
+  const Operands operands("rotary_decay", z);
+  operands.check("z", z, {z.dim(0), 1, 2 * std::ssize(log_base)});
+  operands.check("position", position, {z.dim(0)}, DType::i64);
+  pick(z, ref::rotary_decay, cpu::rotary_decay)(z, position, log_base, centre);
+}
+
 void rotary_forward(const View& y, const View& x, const View& z) {
   const Operands operands("rotary_forward", x);
   operands.check("y", y, x.shape());
@@ -59,6 +66,23 @@ void rotary_phases(const View& z, const View& position, const std::vector<double
             static_cast<double>(position.as<std::int64_t>()[t]) * frequency[static_cast<std::size_t>(f)];
         Z[f] = static_cast<Real>(amplitude * std::cos(phase));
         Z[half + f] = static_cast<Real>(amplitude * std::sin(phase));
+      }
+    }
+  });
+}
+
+// z[t, f], z[t, f + D/2] *= exp((position - centre) log_base[f]), in double like the phases
+void rotary_decay(const View& z, const View& position, const std::vector<double>& log_base, double centre) {
+  with_real(z.type(), [&](auto real) {
+    using Real = decltype(real);
+    const std::int64_t half = std::ssize(log_base);
+    for (std::int64_t t = 0; t < z.dim(0); ++t) {
+      Real* const Z = z.as<Real>() + t * 2 * half;  // [D]
+      const double distance = static_cast<double>(position.as<std::int64_t>()[t]) - centre;
+      for (std::int64_t f = 0; f < half; ++f) {
+        const double decay = std::exp(distance * log_base[static_cast<std::size_t>(f)]);
+        Z[f] = static_cast<Real>(static_cast<double>(Z[f]) * decay);
+        Z[half + f] = static_cast<Real>(static_cast<double>(Z[half + f]) * decay);
       }
     }
   });

@@ -39,12 +39,24 @@ Command help_options_command() {
   return command;
 }
 
+Command help_encodings_command() {
+  Command command;
+  command.syntax = {"help-encodings", "Prints docs/encodings.md: every encoding under every schedule.", {}, {}};
+  command.run = [](const Arguments&, parallel::Communicator& world) {
+    print(world, encodings_reference());
+    return ExitCode::done;
+  };
+  command.hidden = true;
+  return command;
+}
+
 }  // namespace
 
 std::vector<Command> commands() {
   return {
-      prepare_command(),  train_command(),  plan_command(),   perplexity_command(), passkey_command(),
-      generate_command(), import_command(), export_command(), inspect_command(),    help_options_command(),
+      prepare_command(), train_command(),        plan_command(),           perplexity_command(),
+      passkey_command(), generate_command(),     import_command(),         export_command(),
+      inspect_command(), help_options_command(), help_encodings_command(),
   };
 }
 

@@ -36,7 +36,7 @@ void generate_text(const Arguments& arguments, const EvaluatedModel& loaded, con
                    const framework::Sampling& sampling) {
   const Ids prompt = with_bos(loaded, arguments.text("prompt"));
   if (grid.data_rank != 0) return;  // one text is one ring's work
-  framework::Generator generator(*loaded.model, *grid.ring, loaded.tile);
+  framework::Generator generator(*loaded.model, *grid.ring, loaded.tile, arguments.integer("prefill-chunk"));
   const framework::Generated made =
       generate_tokens(generator, prompt, arguments.integer("tokens"), loaded.ends, sampling);
   Ids all = prompt;
@@ -90,6 +90,8 @@ ExitCode run_generate(const Arguments& arguments, parallel::Communicator& world)
   if (documents && arguments.text("output").empty()) fail(ExitCode::usage, "--documents needs --output FILE.jsonl");
   if (documents && arguments.given("tokens"))
     fail(ExitCode::usage, "--tokens goes with --prompt; documents end by themselves, see --max-tokens");
+  if (documents && arguments.given("prefill-chunk"))
+    fail(ExitCode::usage, "--prefill-chunk goes with --prompt; documents begin with one token");
   if (!documents && arguments.given("max-tokens"))
     fail(ExitCode::usage, "--max-tokens goes with --documents; a text has --tokens");
   const framework::Sampling sampling{arguments.real("temperature"), std::uint64_t(arguments.integer("seed"))};
@@ -116,6 +118,8 @@ Command generate_command() {
        CommandOption::integer(
            "documents", 1, 1, std::int64_t(1) << 40, "documents",
            "Whole documents instead, from BOS to an end token; each rank makes its own unless --ring is given."),
+       CommandOption::integer("prefill-chunk", 0, 0, std::int64_t(1) << 30, "tokens",
+                              "Tokens of a long prompt taken at a time, against the keys before them; 0: all at once."),
        CommandOption::integer("max-tokens", 0, 0, std::int64_t(1) << 30, "tokens",
                               "A document that has not ended by then is dropped; 0: the model's longest length."),
        CommandOption::real("temperature", 0, 0, 100, "", "0: greedy."),

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "framework/encoding.h"
 #include "launch/options.h"
+#include "parallel/ring_schedule.h"
 
 namespace capstan::launch {
 
@@ -87,7 +89,61 @@ std::string cell(const std::string& text) {
   return result;
 }
 
+/// Reasons of refusals, numbered in the order in which they come up.
+class Notes {
+ public:
+  std::string mark(const std::string& reason) {
+    const auto found = std::find(reasons_.begin(), reasons_.end(), reason);
+    const std::size_t number = std::size_t(found - reasons_.begin()) + 1;
+    if (found == reasons_.end()) reasons_.push_back(reason);
+    return fmt::format("refused ({})", number);
+  }
+  std::string text() const {
+    std::string lines;
+    for (std::size_t i = 0; i < reasons_.size(); ++i) lines += fmt::format("\n({}) {}\n", i + 1, reasons_[i]);
+    return lines;
+  }
+
+ private:
+  std::vector<std::string> reasons_;
+};
+
 }  // namespace
+
+std::string encodings_table() {
+  const std::vector<std::string> schedules = parallel::schedule_names();
+  std::string result = "| `position.kind` | what it does | from |", rule = "|---|---|---|";
+  for (const std::string& schedule : schedules) {
+    result += fmt::format(" `{}` |", schedule);
+    rule += "---|";
+  }
+  result += "\n" + rule + "\n";
+  Notes notes;
+  for (const framework::EncodingKind& row : framework::encoding_kinds()) {
+    framework::Recipe recipe;
+    recipe.position.kind = row.kind;
+    for (const Option& option : framework::options(recipe))
+      if (option.name == "position." + row.option) option.set(row.value, "encoding_kinds");
+    result +=
+        fmt::format("| `{}`{} | {} | {} |", row.kind,
+                    row.option.empty() ? "" : fmt::format(", `{} = {}`", row.option, row.value), row.what, row.source);
+    for (const std::string& schedule : schedules) {
+      const std::string reason = framework::refuse_pair(recipe.position, schedule);
+      result += reason.empty() ? " runs |" : fmt::format(" {} |", notes.mark(reason));
+    }
+    result += "\n";
+  }
+  return result + notes.text();
+}
+
+std::string encodings_reference() {
+  return "# Encodings and schedules\n\nWritten by `capstan help-encodings`; a test keeps this page, and the README's "
+         "table, equal to "
+         "it. Numbers are arXiv papers.\n`ulysses` also takes groups of `grid.heads` ranks inside a ring; it needs kv "
+         "heads that "
+         "they divide.\n\n" +
+         encodings_table();
+}
 
 std::string help_text(const Syntax& syntax) {
   std::string result = fmt::format("{}\n{}\n", usage_line(syntax), syntax.summary);

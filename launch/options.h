@@ -92,6 +92,9 @@ Arguments parse_arguments(const Syntax& syntax, const std::vector<std::string>& 
 framework::Option bind(const CommandOption& option, Value& value);
 
 std::string help_text(const Syntax& syntax);
-std::string options_reference();  ///< docs/options.md
+std::string options_reference();
+/// Every encoding under every schedule, as a Markdown table with the reasons of refusals; and docs/encodings.md.
+std::string encodings_table();
+std::string encodings_reference();  ///< docs/options.md
 
 }  // namespace capstan::launch

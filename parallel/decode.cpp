@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "parallel/ring_fields.h"
+
 namespace capstan::parallel {
 
 using kernels::DType;
@@ -12,33 +14,50 @@ namespace {
 
 std::int64_t round_up(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-/// Rows [at, at + n) of `target` from rows [from, from + n) of the one sequence in `source` [1, T, …].
-void copy_rows(const Tensor& target, std::int64_t at, const View& source, std::int64_t from, std::int64_t n) {
-  if (source) target.view().rows(at, at + n).copy_from(source[0].rows(from, from + n));
+/// One chunk of this rank's cache: its number and its keys.
+struct OwnChunk {
+  int chunk;
+  kernels::KeyChunk keys;
+};
+
+/// The rank's chunks in sequence order. pooled: sum 1's gate keys, chunk after chunk, or absent. key_offset [T, H] or absent.
+std::vector<OwnChunk> own_chunks(const GrowingLayout& layout, int rank, const RingInputs& cached, std::int64_t block,
+                                 const View& pooled, const View& key_offset) {
+  std::vector<OwnChunk> out;
+  std::int64_t at = 0, block_at = 0;
+  for (std::size_t c = 0; c < layout.chunks().size(); ++c) {
+    const Chunk& chunk = layout.chunks()[c];
+    if (chunk.owner != rank) continue;
+    const std::int64_t n = chunk.tokens(), blocks = chunk.steps(block);
+    const auto rows = [&](const View& x) { return x ? x[0].rows(at, at + n) : View(); };
+    const View v = rows(cached.v);
+    out.push_back({int(c),
+                   {rows(cached.k),
+                    v,
+                    rows(cached.z),
+                    rows(cached.rows.index),
+                    rows(cached.rows.position),
+                    rows(cached.rows.document),
+                    {{cached.gates_on_values ? v : rows(cached.terms.gate_k[0]),
+                      pooled ? pooled.rows(block_at, block_at + blocks) : View()},
+                     key_offset ? key_offset.rows(at, at + n) : View()}}});
+    at += n;
+    block_at += blocks;
+  }
+  CAPSTAN_CHECK(at == cached.k.dim(1), "the layout gives {} tokens to rank {}, its cache has {}", at, rank,
+                cached.k.dim(1));
+  return out;
 }
 
-/// Gate sums [chunks, H] of every chunk, each from its owner. Ranks send as many rows as the rank with the most chunks
-/// has.
-Tensor gather_gate_sums(Communicator& ring, const GrowingLayout& layout, const KeyCache& cache,
+/// Gate sums [chunks, H] of every chunk, each from its owner.
+Tensor gather_gate_sums(Communicator& ring, const GrowingLayout& layout, const std::vector<OwnChunk>& own, int sum,
                         const kernels::QueryChunk& query, const AttentionSettings& settings) {
-  const std::vector<Chunk>& chunks = layout.chunks();
   const std::int64_t heads = query.q.dim(1);
-  std::vector<std::int64_t> count(static_cast<std::size_t>(ring.size()));
-  for (const Chunk& chunk : chunks) ++count[chunk.owner];
-  const std::int64_t most = *std::max_element(count.begin(), count.end());
-  const kernels::Device device = query.q.device();
-  const Tensor mine({most, heads}, DType::i64, device), all({ring.size(), most, heads}, DType::i64, device);
-  std::int64_t at = 0;
-  for (const KeyCache::Piece& piece : cache.pieces()) {
-    kernels::attention_gate_sum(mine.view().rows(at, at + 1), query, piece.keys(), settings);
-    ++at;
-  }
-  ring.all_gather(mine, all);
-  Tensor sums({std::int64_t(chunks.size()), heads}, DType::i64, device);
-  std::fill(count.begin(), count.end(), 0);
-  for (std::size_t c = 0; c < chunks.size(); ++c)
-    sums.view()[c].copy_from(all.view()[chunks[c].owner][count[chunks[c].owner]++]);
-  return sums;
+  const Tensor mine({std::int64_t(own.size()), heads}, DType::i64, query.q.device());
+  for (std::size_t c = 0; c < own.size(); ++c)
+    kernels::attention_gate_sum(mine.view().rows(std::int64_t(c), std::int64_t(c) + 1), sum, query, own[c].keys,
+                                settings);
+  return gather_chunks(ring, layout.chunks(), mine);
 }
 
 /// carry [chunks, H]: the gate sum of all nearer chunks.
@@ -79,74 +98,66 @@ void GrowingLayout::append() {
   ++chunks_.back().end;
 }
 
-kernels::KeyChunk KeyCache::Piece::keys() const {
-  const auto kept = [&](const Tensor& x) { return x ? x.view().rows(0, tokens) : View(); };
-  return {kept(k), kept(v), kept(z), kept(index), kept(document)};
+int GrowingLayout::append_segment(std::int64_t tokens) {
+  CAPSTAN_CHECK(length() == limit_, "a segment at token {}, inside the last chunk", length());
+  const int first = int(chunks_.size());
+  const std::int64_t begin = length();
+  const SequenceLayout segment = SequenceLayout::contiguous(tokens, ranks_, unit_);
+  for (const Chunk& chunk : segment.chunks())
+    if (chunk.tokens() > 0) chunks_.push_back(Chunk{begin + chunk.begin, begin + chunk.end, chunk.owner});
+  limit_ = round_up(length(), unit_);
+  return first;
 }
 
-KeyCache::KeyCache(const GrowingLayout& layout, int rank, const RingInputs& prompt) : rank_(rank) {
-  CAPSTAN_CHECK(prompt.k.dim(0) == 1, "a cache holds one sequence, not {}", prompt.k.dim(0));
-  std::int64_t from = 0;
-  for (std::size_t c = 0; c < layout.chunks().size(); ++c) {
-    const Chunk& chunk = layout.chunks()[c];
-    if (chunk.owner != rank) continue;
-    const std::int64_t n = chunk.tokens();
-    const bool last = c + 1 == layout.chunks().size();
-    Piece& piece = piece_with_room(int(c), n, (last ? layout.limit() : chunk.end) - chunk.begin, prompt);
-    copy_rows(piece.k, 0, prompt.k, from, n);
-    copy_rows(piece.v, 0, prompt.v, from, n);
-    copy_rows(piece.z, 0, prompt.z, from, n);
-    copy_rows(piece.index, 0, prompt.rows.index, from, n);
-    copy_rows(piece.position, 0, prompt.rows.position, from, n);
-    copy_rows(piece.document, 0, prompt.rows.document, from, n);
-    piece.tokens = n;
-    from += n;
+/// Buffers double, so that a token costs a constant number of copies on average.
+void KeyCache::Buffer::append(const View& rows, std::int64_t at) {
+  if (!rows) return;
+  const std::int64_t n = rows.dim(1), capacity = memory ? memory.shape()[1] : 0;
+  if (!memory || at + n > capacity) {
+    std::vector<std::int64_t> extents{1, std::max({at + n, 2 * capacity, std::int64_t(32)})};
+    for (int axis = 2; axis < rows.shape().rank(); ++axis) extents.push_back(rows.dim(axis));
+    Tensor larger(Shape(extents), rows.type(), rows.device());
+    if (memory) larger.view()[0].rows(0, at).copy_from(memory.view()[0].rows(0, at));
+    memory = std::move(larger);
   }
-  CAPSTAN_CHECK(from == prompt.k.dim(1), "the layout gives {} tokens to rank {}, the shard has {}", from, rank,
-                prompt.k.dim(1));
+  memory.view()[0].rows(at, at + n).copy_from(rows[0]);
 }
 
-/// The chunk's piece, able to hold `tokens`; its buffers double until they reach the chunk's limit.
-KeyCache::Piece& KeyCache::piece_with_room(int chunk, std::int64_t tokens, std::int64_t limit, const RingInputs& like) {
-  if (pieces_.empty() || pieces_.back().chunk != chunk) {
-    pieces_.emplace_back();
-    pieces_.back().chunk = chunk;
-    pieces_.back().tokens = 0;
-  }
-  Piece& piece = pieces_.back();
-  const std::int64_t capacity = piece.k ? piece.k.shape()[0] : 0;
-  if (tokens <= capacity) return piece;
-  const std::int64_t wanted = std::min(limit, std::max({tokens, 2 * capacity, std::int64_t(32)}));
-  const auto grow = [&](Tensor& buffer, const View& row) {
-    if (!row) return;
-    Tensor larger(row.shape().rank() == 2 ? Shape{wanted} : Shape{wanted, row.dim(2), row.dim(3)}, row.type(),
-                  row.device());
-    if (buffer) larger.view().rows(0, piece.tokens).copy_from(buffer.view().rows(0, piece.tokens));
-    buffer = std::move(larger);
-  };
-  grow(piece.k, like.k);
-  grow(piece.v, like.v);
-  grow(piece.z, like.z);
-  grow(piece.index, like.rows.index);
-  grow(piece.position, like.rows.position);
-  grow(piece.document, like.rows.document);
-  return piece;
+View KeyCache::Buffer::filled(std::int64_t tokens) const {
+  if (!memory) return {};
+  std::vector<std::int64_t> extents{1, tokens};
+  for (int axis = 2; axis < memory.shape().rank(); ++axis) extents.push_back(memory.shape()[axis]);
+  return memory.view()[0].rows(0, tokens).reshape(Shape(extents));
 }
 
-void KeyCache::append(const GrowingLayout& layout, const RingInputs& row) {
-  const int chunk = int(layout.chunks().size()) - 1;
-  const Chunk& last = layout.chunks().back();
-  if (last.owner != rank_) return;
-  const std::int64_t at = last.tokens() - 1;
-  Piece& piece = piece_with_room(chunk, last.tokens(), layout.limit() - last.begin, row);
-  CAPSTAN_CHECK(piece.tokens == at, "row {} of chunk {} does not follow {} cached rows", at, chunk, piece.tokens);
-  copy_rows(piece.k, at, row.k, 0, 1);
-  copy_rows(piece.v, at, row.v, 0, 1);
-  copy_rows(piece.z, at, row.z, 0, 1);
-  copy_rows(piece.index, at, row.rows.index, 0, 1);
-  copy_rows(piece.position, at, row.rows.position, 0, 1);
-  copy_rows(piece.document, at, row.rows.document, 0, 1);
-  ++piece.tokens;
+void KeyCache::append(const RingInputs& rows) {
+  CAPSTAN_CHECK(rows.k.dim(0) == 1, "a cache holds one sequence, not {}", rows.k.dim(0));
+  for (const auto& [buffer, source] : {std::pair{&k_, rows.k},
+                                       {&v_, rows.v},
+                                       {&z_, rows.z},
+                                       {&index_, rows.rows.index},
+                                       {&position_, rows.rows.position},
+                                       {&document_, rows.rows.document},
+                                       {&gate0_, rows.terms.gate_k[0]},
+                                       {&gate1_, rows.terms.gate_k[1]},
+                                       {&offset_source_, rows.terms.offset_source}})
+    buffer->append(source, tokens_);
+  offset_ = rows.offset;
+  gates_on_values_ = rows.gates_on_values;
+  tokens_ += rows.k.dim(1);
+}
+
+RingInputs KeyCache::keys() const {
+  RingInputs in;
+  in.k = k_.filled(tokens_);
+  in.v = v_.filled(tokens_);
+  in.z = z_.filled(tokens_);
+  in.rows = {index_.filled(tokens_), position_.filled(tokens_), document_.filled(tokens_)};
+  in.terms.gate_k = {gate0_.filled(tokens_), gate1_.filled(tokens_)};
+  in.terms.offset_source = offset_source_.filled(tokens_);
+  in.gates_on_values = gates_on_values_;
+  in.offset = offset_;
+  return in;
 }
 
 RingSaved decode_attention(Communicator& ring, const GrowingLayout& layout, const KeyCache& cache, const RingInputs& in,
@@ -156,31 +167,57 @@ RingSaved decode_attention(Communicator& ring, const GrowingLayout& layout, cons
   const std::int64_t heads = in.q.dim(2), columns = in.z ? 2 * in.q.dim(3) : in.q.dim(3);
   const DType type = in.q.type();
   const kernels::Device device = in.q.device();
-  const kernels::QueryChunk query{in.q[0], in.table ? in.table[0] : View(), in.rows.index[0], in.rows.document[0]};
+  const RingInputs cached = cache.keys();
+  const Ring as_ring{ring, layout.layout(), {}};
+  const Tensor pooled = pool_keys(as_ring, cached, settings);
+  Offsets offsets;
+  Tensor row_offset;
+  if (cached.terms.offset_source) {
+    offsets = make_offsets(ring, as_ring.layout, cached.rows, cached.terms.offset_source, cached.offset);
+    row_offset = Tensor({1, heads}, DType::i64, device);  // the newest token's, from its owner
+    const int owner = layout.chunks().back().owner;
+    if (ring.rank() == owner)
+      row_offset.view()[0].copy_from(offsets.row.view()[0].rows(cache.tokens() - 1, cache.tokens()));
+    ring.broadcast(row_offset, owner);
+  }
+  const auto row = [](const View& x) { return x ? x[0] : View(); };
+  const kernels::QueryChunk query{in.q[0],
+                                  in.rows.index[0],
+                                  in.rows.position[0],
+                                  in.rows.document[0],
+                                  {{row(in.terms.table[0]), row(in.terms.table[1])},
+                                   {row(in.terms.gate_q[0]), row(in.terms.gate_q[1])},
+                                   view_or_absent(row_offset),
+                                   row(in.terms.offset_table),
+                                   row(in.terms.relative)}};
+  const std::vector<OwnChunk> own =
+      own_chunks(layout, ring.rank(), cached, block_of(settings), pooled ? pooled.view()[0] : View(),
+                 offsets.key ? offsets.key.view()[0] : View());
 
-  Tensor carries, carry, horizon, horizon_carry;
-  if (in.table) {
-    carries = carries_on_entry(gather_gate_sums(ring, layout, cache, query, settings));
-    carry = Tensor({1, heads}, DType::i64, device);
-    horizon = zeros_like(carry);
-    horizon_carry = zeros_like(carry);
+  std::array<Tensor, kernels::gated_sums> carries, carry, horizon;
+  for (int sum = 0; sum < kernels::gated_sums; ++sum) {
+    if (!has_sum(settings, sum)) continue;
+    carries[sum] = carries_on_entry(gather_gate_sums(ring, layout, own, sum, query, settings));
+    carry[sum] = Tensor({1, heads}, DType::i64, device);
+    horizon[sum] = zeros_like(carry[sum]);
   }
   // o, m and l in one buffer, so that the state is one message.
   const Tensor state({heads * (columns + 2)}, type, device), states({ring.size(), heads * (columns + 2)}, type, device);
   const auto part = [&](std::int64_t from, const Shape& shape) {
     return state.view().rows(from, from + shape.elements()).reshape(shape);
   };
-  const kernels::AttentionState own{part(0, {1, heads, columns}),
+  const kernels::AttentionState all{part(0, {1, heads, columns}),
                                     part(heads * columns, {1, heads}),
                                     part(heads * (columns + 1), {1, heads}),
-                                    carry,
-                                    horizon,
-                                    horizon_carry};
-  attention_begin(own);
-  for (auto piece = cache.pieces().rbegin(); piece != cache.pieces().rend(); ++piece) {
-    if (carry)
-      carry.view().copy_from(carries.view()[piece->chunk]);  // what lies between two chunks of this rank counts too
-    attention_forward(own, query, piece->keys(), settings, stats);
+                                    {view_or_absent(carry[0]), view_or_absent(carry[1])},
+                                    {view_or_absent(horizon[0]), view_or_absent(horizon[1])}};
+  attention_begin(all);
+  for (auto chunk = own.rbegin(); chunk != own.rend(); ++chunk) {
+    for (int sum = 0; sum < kernels::gated_sums; ++sum)
+      if (carry[sum])
+        carry[sum].view().copy_from(
+            carries[sum].view()[chunk->chunk]);  // what lies between two chunks of this rank counts too
+    attention_forward(all, query, chunk->keys, settings, stats);
   }
   ring.all_gather(state, states);
 
@@ -225,7 +262,7 @@ void fold_states(const View& o, const View& lse, const View& states, const std::
       }
     }
   });
-  kernels::attention_finish({o, lse, l, {}, {}, {}});
+  kernels::attention_finish({o, lse, l, {}, {}});
 }
 
 }  // namespace capstan::parallel

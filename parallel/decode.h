@@ -2,7 +2,7 @@
 // Attention of one new token over the cached keys of a sequence whose chunks lie on the ranks of a ring.
 //
 //   2 ranks, tile 64      rank 0               rank 1
-//   prompt of 130         chunk 0 [0, 128)     chunk 1 [128, 130)     SequenceLayout::contiguous
+//   prompt of 130         chunk 0 [0, 128)     chunk 1 [128, 130)     here SequenceLayout::contiguous; any will do
 //   62 new tokens later                        chunk 1 [128, 192)     filled up on its owner
 //   400 later             chunk 2 [192, 448)   chunk 3 [448, 592)     256 tokens each, to the ranks in turn
 //
@@ -27,11 +27,16 @@ class GrowingLayout {
 
   /// Makes room for one more token.
   void append();
+  /// Adds a chunk per rank for `tokens` more, dealt out as SequenceLayout::contiguous does; returns the first one's number.
+  /// The last chunk must be full.
+  int append_segment(std::int64_t tokens);
 
   std::int64_t length() const { return chunks_.empty() ? 0 : chunks_.back().end; }
   int ranks() const { return ranks_; }
+  std::int64_t unit() const { return unit_; }
   const std::vector<Chunk>& chunks() const { return chunks_; }  ///< sequence order, none empty
   std::int64_t limit() const { return limit_; }                 ///< where the last chunk is full
+  SequenceLayout layout() const { return SequenceLayout::of_chunks(chunks_, ranks_, unit_); }
 
  private:
   std::vector<Chunk> chunks_;
@@ -39,33 +44,30 @@ class GrowingLayout {
   int ranks_;
 };
 
-/// This rank's keys of one layer, one buffer a chunk.
+/// This rank's keys of one layer: what belongs to keys in RingInputs, in one growing buffer each. B = 1; tokens in local
+/// order, which is the order in which they come.
 class KeyCache {
  public:
-  /// From the rank's shard of the prompt, as prefill hands it to the ring. B = 1.
-  KeyCache(const GrowingLayout& layout, int rank, const RingInputs& prompt);
-
-  /// The new token's row (T = 1), after layout.append(); a rank that does not own the last chunk keeps nothing.
-  void append(const GrowingLayout& layout, const RingInputs& row);
-
-  struct Piece {
-    int chunk;                         ///< of the layout
-    std::int64_t tokens;               ///< kept so far
-    Tensor k, v, z;                    // [capacity, G, D]
-    Tensor index, position, document;  // [capacity] i64
-    kernels::KeyChunk keys() const;
-  };
-  const std::vector<Piece>& pieces() const { return pieces_; }  ///< sequence order
+  /// The rank's shard of a prompt, of a segment of it, or a new token's row at its owner.
+  void append(const RingInputs& rows);
+  /// All that was appended, as the keys of RingInputs.
+  RingInputs keys() const;
+  std::int64_t tokens() const { return tokens_; }
 
  private:
-  Piece& piece_with_room(int chunk, std::int64_t tokens, std::int64_t limit, const RingInputs& like);
-
-  int rank_;
-  std::vector<Piece> pieces_;
+  struct Buffer {
+    Tensor memory;  // [1, capacity, …]
+    void append(const View& rows, std::int64_t at);
+    View filled(std::int64_t tokens) const;
+  };
+  Buffer k_, v_, z_, index_, position_, document_, gate0_, gate1_, offset_source_;
+  OffsetSettings offset_;
+  bool gates_on_values_ = false;
+  std::int64_t tokens_ = 0;
 };
 
-/// o [1, 1, H, E] and lse [1, 1, H] of the new token's row: in.q and in.table [1, 1, H, ·] are the same on all ranks,
-/// its keys are already in the cache. Called by all ranks of the ring, also by those that hold no chunk. No horizon:
+/// o [1, 1, H, E] and lse [1, 1, H] of the new token's row: in.q and in.terms are the same on all ranks, its keys are
+/// already in the cache. Called by all ranks of the ring, also by those that hold no chunk. No horizon:
 /// there is no backward.
 RingSaved decode_attention(Communicator& ring, const GrowingLayout& layout, const KeyCache& cache, const RingInputs& in,
                            const AttentionSettings& settings, AttentionStats* stats);

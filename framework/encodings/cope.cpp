@@ -1,50 +1,88 @@
-// CoPE (Golovneva et al., arXiv 2405.18719, §4). A position is the sum of gates σ(q·k) from the key to the query; the table logit
-// z_i[n] = q_i · e[n] (eq. 5) is interpolated there (kernels/terms/cope.h). One table per layer, shared by the heads, zero at
-// first: with rope+cope the model starts bit for bit as the RoPE model. q is taken before any rotation: a rotated q would make
-// z depend on the absolute position. Gates use the attention keys, rotated when composed with rope.
+// CoPE (Golovneva et al., arXiv 2405.18719, §4). A position is the sum of gates σ(q·k) from the key to the query; the table
+// logit z_i[n] = q_i · e[n] (eq. 5) is interpolated there (kernels/terms/gated_sum.h). One table per layer or for all, shared by
+// the heads, zero at first: with rope+cope the model starts bit for bit as the RoPE model. The table's q is taken before any
+// rotation: a rotated q would make z depend on the absolute position. Gates use the attention's keys, rotated where these are;
+// or unrotated ones, keys of their own (App. D, sep-keys), or the values (val-gates).
 
-#include "framework/encoding.h"
+#include "framework/encodings/cope.h"
+
+#include <cmath>
+
+#include "framework/alibi_slopes.h"
 #include "kernels/linear.h"
 
 namespace capstan::framework {
 
+Cope::Cope(const PositionConfig& position, const EncodingShape& shape)
+    : position_(position), shape_(shape),
+      table_("table", position.cope_positions, position.cope_scaled ? 1 / std::sqrt(double(shape.head_size)) : 1,
+             position.cope_shared) {}
+
+double Cope::factor() const { return position_.cope_scaled ? 1 / std::sqrt(double(shape_.head_size)) : 1; }
+
+void Cope::declare(Parameters& parameters) {
+  if (position_.cope_table == "learned") table_.declare(parameters, shape_);
+  if (position_.cope_gate != "separate") return;
+  for (std::int64_t layer = 0; layer < shape_.layers; ++layer)
+    gate_keys_.push_back(&parameters.declare(fmt::format("model.layers.{}.position.gate_keys", layer),
+                                             {shape_.kv_heads * shape_.head_size, shape_.width}, Init::normal));
+}
+
 namespace {
 
-class Cope : public Encoding {
- public:
-  Cope(const PositionConfig& position, const EncodingShape& shape) : rows_(position.cope_positions), shape_(shape) {}
-
-  void declare(Parameters& parameters) override {
-    for (std::int64_t layer = 0; layer < shape_.layers; ++layer)
-      tables_.push_back(&parameters.declare(fmt::format("model.layers.{}.position.table", layer),
-                                            {rows_, shape_.head_size}, Init::zero));
-  }
-
-  kernels::TermKind term() const override { return kernels::TermKind::cope; }
-
-  /// z [N, H, P + 1] = q e^T, one product for all heads.
-  Tensor prepare(int layer, const View& q) override {
-    const std::int64_t tokens = q.dim(0), heads = q.dim(1);
-    Tensor z({tokens, heads, rows_}, q.type(), q.device());
-    kernels::linear_forward(z.view().reshape({tokens * heads, rows_}), q.reshape({tokens * heads, shape_.head_size}),
-                            tables_[layer]->value);
-    return z;
-  }
-  /// z = q e^T, so dq += dz e and de += dz^T q.
-  void prepare_backward(int layer, const View& dq, const View& dtable, const View& q) override {
-    const std::int64_t rows = q.dim(0) * q.dim(1);
-    const View dz = dtable.reshape({rows, rows_}), q_rows = q.reshape({rows, shape_.head_size});
-    kernels::linear_backward_input(dq.reshape({rows, shape_.head_size}), dz, tables_[layer]->value, kernels::Into::add);
-    if (tables_[layer]->grad) kernels::linear_backward_weight(tables_[layer]->grad, dz, q_rows);
-  }
-
- private:
-  std::int64_t rows_;  // npos = P + 1
-  EncodingShape shape_;
-  std::vector<Parameter*> tables_;  // per layer, [npos, D]
-};
+/// ALiBi-CoPE (App. C): logit -= slope_h p, as the table -slope_h n, which interpolates to it.
+Tensor alibi_table(const View& q, std::int64_t rows) {
+  const std::int64_t heads = q.dim(1);
+  const std::vector<double> slopes = alibi_slopes(heads);
+  Tensor table({q.dim(0), heads, rows}, q.type(), q.device());
+  kernels::with_real(q.type(), [&](auto real) {
+    using Real = decltype(real);
+    Real* at = table.as<Real>();
+    for (std::int64_t n = 0; n < q.dim(0); ++n)
+      for (std::int64_t h = 0; h < heads; ++h)
+        for (std::int64_t p = 0; p < rows; ++p) *at++ = Real(-slopes[std::size_t(h)] * double(p));
+  });
+  return table;
+}
 
 }  // namespace
+
+Prepared Cope::prepare(int layer, const Projections& in) {
+  Prepared out;
+  if (!is_on(layer)) return out;
+  out.table[0] =
+      position_.cope_table == "learned" ? table_.logits(layer, in.q) : alibi_table(in.q, position_.cope_positions);
+  if (position_.cope_gate == "separate") {
+    out.gate_k[0] = zeros_like(in.k);
+    const std::int64_t tokens = in.k.dim(0), width = shape_.kv_heads * shape_.head_size;
+    kernels::linear_forward(out.gate_k[0].view().reshape({tokens, width}), in.xn,
+                            gate_keys_[std::size_t(layer)]->value);
+  }
+  return out;
+}
+
+/// table = q e^T and kappa = W_g xn, in reverse.
+void Cope::prepare_backward(int layer, const Projections& d, const PreparedGradients& d_prepared,
+                            const Projections& in) {
+  if (!is_on(layer)) return;
+  if (position_.cope_table == "learned") table_.logits_backward(layer, d.q, d_prepared.table[0], in.q);
+  if (position_.cope_gate != "separate") return;
+  const Parameter& weight = *gate_keys_[std::size_t(layer)];
+  const View dk = d_prepared.gate_k[0].reshape({in.k.dim(0), shape_.kv_heads * shape_.head_size});
+  kernels::linear_backward_input(d.xn, dk, weight.value, kernels::Into::add);
+  if (weight.grad) kernels::linear_backward_weight(weight.grad, dk, in.xn);
+}
+
+Terms Cope::terms(int layer) const {
+  Terms terms;
+  if (!is_on(layer)) return terms;
+  terms.gates[0] = {kernels::Gates::tokens, position_.cope_floor, 0, 0};
+  terms.gate_keys = position_.cope_gate == "separate" ? GateKeys::separate
+                    : position_.cope_gate == "values" ? GateKeys::values
+                                                      : GateKeys::keys;
+  terms.rotated_gates = position_.cope_rotated && position_.cope_gate != "values";
+  return terms;
+}
 
 std::unique_ptr<Encoding> make_cope(const PositionConfig& position, const EncodingShape& shape) {
   return std::make_unique<Cope>(position, shape);

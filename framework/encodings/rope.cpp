@@ -12,6 +12,8 @@ class Rope : public Encoding {
  public:
   Rope(const PositionConfig& position, const EncodingShape& shape) : position_(position), shape_(shape) {}
 
+  Claims claims() const override { return {.rotation = true}; }
+
   void begin(const TokenRows& rows, std::int64_t total_length, Device device, DType type) override {
     const RotaryFrequencies f = rotary_frequencies(position_, shape_.head_size, shape_.original_length, total_length);
     const std::int64_t tokens = rows.position.elements();
@@ -19,16 +21,12 @@ class Rope : public Encoding {
     kernels::rotary_phases(phases_, rows.position.reshape({tokens}), f.frequency, f.amplitude);
   }
 
-  bool rotates() const override { return true; }
-  void rotate(int, const View& q_out, const View& k_out, const View& q, const View& k, const View&) override {
-    kernels::rotary_forward(q_out, q, phases_);
-    kernels::rotary_forward(k_out, k, phases_);
+  void rotate(int, Side, const View& out, const View& x, const View&) override {
+    kernels::rotary_forward(out, x, phases_);
   }
-  /// q_out = q · phase, so dq = conj(phase) · dq_out.
-  void rotate_backward(int, const View& dq, const View& dk, const View&, const View& q, const View& k,
-                       const View&) override {
-    kernels::rotary_backward(dq, View(), dq, q, phases_);
-    kernels::rotary_backward(dk, View(), dk, k, phases_);
+  /// out = x · phase, so dx = conj(phase) · dout.
+  void rotate_backward(int, Side, const View& dx, const View&, const View& x, const View&) override {
+    kernels::rotary_backward(dx, View(), dx, x, phases_);
   }
 
  private:

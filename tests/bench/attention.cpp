@@ -22,7 +22,7 @@ constexpr std::int64_t tokens = 4096, positions = 64, tile = 64;
 struct Problem {
   std::int64_t depth;
   bool cope;
-  Tensor q, k, v, table, index, document, o, m, l, carry, horizon, horizon_carry;
+  Tensor q, k, v, table, index, document, o, m, l, carry, horizon;
   kernels::AttentionSettings settings;
 
   Problem(std::int64_t depth_in, bool cope_in) : depth(depth_in), cope(cope_in) {
@@ -39,18 +39,18 @@ struct Problem {
     index = integers({tokens});
     document = integers({tokens});
     for (std::int64_t t = 0; t < tokens; ++t) index.as<std::int64_t>()[t] = t;
-    settings = {cope ? kernels::TermKind::cope : kernels::TermKind::none, tile, true};
+    settings.tile = tile;
     if (!cope) return;
+    settings.gates[0].gates = kernels::Gates::tokens;
     table = random({tokens, 1, positions}, 7);
     carry = integers({tokens, 1});
     horizon = integers({tokens / tile, 1});
-    horizon_carry = integers({tokens, 1});
   }
 
-  kernels::QueryChunk queries() const { return {q, table, index, document}; }
-  kernels::KeyChunk keys() const { return {k, v, {}, index, document}; }
+  kernels::QueryChunk queries() const { return {q, index, index, document, {{table, {}}, {}, {}, {}, {}}}; }
+  kernels::KeyChunk keys() const { return {k, v, {}, index, index, document}; }
   void forward() const {
-    const kernels::AttentionState state{o, m, l, carry, horizon, horizon_carry};
+    const kernels::AttentionState state{o, m, l, {carry, {}}, {horizon, {}}};
     attention_begin(state);
     attention_forward(state, queries(), keys(), settings, nullptr);
     attention_finish(state);
@@ -79,11 +79,16 @@ void attention_backward_rate(benchmark::State& state) {
     gate_grad = zeros_like(p.m);
   }
   kernels::attention_delta(delta, d_o, p.o);
-  const kernels::AttentionSaved saved{p.m, delta, p.horizon, p.horizon_carry};
+  const kernels::AttentionSaved saved{p.m, delta, {p.carry, {}}, {p.horizon, {}}};
+  const kernels::AttentionBackwardState back{{carry, {}}, {gate_grad, {}}};
+  kernels::AttentionGradients out;
+  out.dq = dq;
+  out.dk = dk;
+  out.dv = dv;
+  out.rows.table[0] = dtable;
   for (auto _ : state) {
-    kernels::attention_backward_begin({carry, gate_grad}, saved);
-    kernels::attention_backward({dq, dtable, dk, dv, {}}, {carry, gate_grad}, p.queries(), p.keys(), d_o, saved,
-                                p.settings);
+    kernels::attention_backward_begin(back, saved);
+    kernels::attention_backward(out, back, p.queries(), p.keys(), d_o, saved, p.settings);
   }
   set_rate(state, 10.0 * double(p.depth) * tokens * tokens / 2);
 }

@@ -106,13 +106,16 @@ TEST(Options, EachIsNamedOnceDescribedAndWithinItsRange) {
 }
 
 TEST(Options, CoverEveryFieldOfTheRecipe) {
-  // Bytes of the bound fields against bytes of the structs: a field without an option makes a gap (padding is under 8 bytes
-  // per flag).
+  // Bytes of the bound fields against bytes of the structs: a field without an option makes a gap. Padding is under 8 bytes
+  // per flag, and no flag can hide in it: flags that stand alone are padded by 7.
   Recipe recipe;
-  std::size_t bytes = 0;
-  for (const Option& option : options(recipe))
+  std::size_t bytes = 0, flags = 0;
+  for (const Option& option : options(recipe)) {
     bytes += std::visit([](const auto* held) { return sizeof *held; }, option.value);
-  EXPECT_LT(sizeof recipe - bytes, 8u);
+    flags += std::holds_alternative<bool*>(option.value);
+  }
+  EXPECT_LT(sizeof recipe - bytes, 8 * flags);
+  EXPECT_EQ((sizeof recipe - bytes) % 8, (8 - flags % 8) % 8);  // so one more flag would show
 }
 
 TEST(Options, OnlyLimitsIntervalsAndTheGridMayChange) {
@@ -120,8 +123,8 @@ TEST(Options, OnlyLimitsIntervalsAndTheGridMayChange) {
   std::set<std::string> names;
   for (const Option& option : options(recipe))
     if (option.may_change) names.insert(option.name);
-  EXPECT_EQ(names, (std::set<std::string>{"checkpoint.every", "checkpoint.keep", "grid.ring", "grid.schedule",
-                                          "train.max_time", "train.steps", "train.validate_every",
+  EXPECT_EQ(names, (std::set<std::string>{"checkpoint.every", "checkpoint.keep", "grid.heads", "grid.ring",
+                                          "grid.schedule", "train.max_time", "train.steps", "train.validate_every",
                                           "train.validate_sequences"}));
 }
 
@@ -137,8 +140,11 @@ TEST(Options, RefuseWhatIsNoValueOfTheirs) {
   for (const char* bad : {"", "nan", "inf", "-1", "1e400", "1,0", "0x1"}) refusal([&] { set("schedule.final", bad); });
   for (const char* bad : {"", "yes", "1", "True"})
     EXPECT_NE(refusal([&] { set("model.tied", bad); }).find("give true or false"), std::string::npos);
-  EXPECT_EQ(refusal([&] { set("position.kind", "rpoe"); }),
-            "here: position.kind = rpoe is not allowed; give none, rope, cope, rope+cope or tape");
+  EXPECT_EQ(
+      refusal([&] { set("position.kind", "rpoe"); }),
+      "here: position.kind = rpoe is not allowed; give none, sinusoidal, learned, rope, xpos, randomized, relative, "
+      "alibi, t5, fire, cope, hierarchical_cope, forget or tape, or several joined by +");
+  for (const char* bad : {"rope+", "+rope", "rope++cope", "rope+cpoe", ""}) refusal([&] { set("position.kind", bad); });
   EXPECT_EQ(refusal([&] { set("train.tile", "8"); }),
             "here: train.tile = 8 is not allowed; give 1, 4, 16 or 64 tokens");
   for (const char* bad : {"a\nb", "\"open", "\"a\"b", "\"a\\"}) refusal([&] { set("data.train", bad); });
@@ -185,7 +191,7 @@ TEST(Recipes, NameFileLineAndTheNearestName) {
   EXPECT_EQ(reading_refused("[train]\nstepz = 3\n"), ":2: unknown key train.stepz; did you mean train.steps?");
   EXPECT_EQ(reading_refused("[train]\nlr = 3\n"), ":2: unknown key train.lr; did you mean optimizer.lr?");
   EXPECT_EQ(reading_refused("[grid]\nxyzzyxyzzy = 3\n"),
-            ":2: unknown key grid.xyzzyxyzzy; keys of [grid] are ring, schedule");
+            ":2: unknown key grid.xyzzyxyzzy; keys of [grid] are ring, schedule, heads");
   EXPECT_EQ(reading_refused("[train]\nsteps = 3\n[data]\n[train]\nsteps = 3\n"),
             ":5: train.steps is given a second time (first in line 2); keep one of the two");
   EXPECT_EQ(reading_refused("[checkpoint]\n\nkeep = 0\n"),
@@ -306,6 +312,48 @@ TEST(Relations, RefuseEachBrokenOne) {
          r.schedule.warmup = 41;
        }},
       {"train.validate_every = 5", [](Recipe& r) { r.train.validate_every = 5; }},
+      {"turns queries and keys", [](Recipe& r) { r.position.kind = "rope+tape"; }},
+      {"sums gates", [](Recipe& r) { r.position.kind = "cope+hierarchical_cope"; }},
+      {"stands there twice", [](Recipe& r) { r.position.kind = "none+none"; }},
+      {"out of order",
+       [](Recipe& r) {
+         r.position.kind = "rope+cope";
+         r.grid.schedule = "zigzag";
+       }},
+      {"grid.heads = 2", [](Recipe& r) { r.grid.heads = 2; }},
+      {"position.randomized_length = 511",
+       [](Recipe& r) {
+         r.position.kind = "randomized";
+         r.position.randomized_length = 511;
+       }},
+      {"t5_distance = 16",
+       [](Recipe& r) {
+         r.position.kind = "t5";
+         r.position.t5_distance = 16;
+       }},
+      {"position.block_window = 2",
+       [](Recipe& r) {
+         r.position.kind = "hierarchical_cope";
+         r.position.block_gates = "token";
+         r.position.block_window = 2;
+       }},
+      {"position.cope_every = 6",
+       [](Recipe& r) {
+         r.position.kind = "cope";
+         r.position.cope_every = 6;
+       }},
+      {"leaves the range",
+       [](Recipe& r) {
+         r.position.kind = "xpos";
+         r.data.context = 70'000;
+       }},
+      {"data.context = 524288",
+       [](Recipe& r) {
+         r.position.kind = "forget";
+         r.train.device = "ref";
+         r.train.precision = "f64";
+         r.data.context = 524288;
+       }},
   };
   for (const Broken& broken : cases) {
     Recipe recipe;

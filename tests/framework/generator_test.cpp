@@ -22,17 +22,16 @@ std::vector<std::int32_t> random_prompt(std::int64_t tokens, std::int64_t vocabu
 Tensor full_logits(Model& model, const std::vector<std::int32_t>& ids, std::int64_t declared_length,
                    std::int64_t tile) {
   const auto self = parallel::make_self_communicator();
-  const auto layout = parallel::SequenceLayout::contiguous(std::int64_t(ids.size()), 1, tile);
   Batch batch = tests::whole_batch(ids, model.parameters().all().front().value.device());
   batch.declared_length = declared_length;
-  const Pass pass = model.forward({*self, layout, parallel::make_schedule("auto", layout)}, batch, tile, Keep::nothing);
+  const Pass pass = model.forward(model.make_ring(*self, std::int64_t(ids.size()), tile), batch, tile, Keep::nothing);
   return model.logits(pass.xn);
 }
 
 /// Feeds `ids` after a prompt of `prompt` tokens and compares every row of logits with the full forward's.
 void compare(parallel::Communicator& ring, Model& model, const Tensor& expected, const std::vector<std::int32_t>& ids,
-             std::int64_t prompt, std::int64_t tile, double bound) {
-  Generator generator(model, ring, tile);
+             std::int64_t prompt, std::int64_t tile, double bound, std::int64_t prefill_chunk = 0) {
+  Generator generator(model, ring, tile, prefill_chunk);
   const std::int64_t total = std::int64_t(ids.size());
   View logits = generator.prefill({ids.begin(), ids.begin() + prompt}, total);
   for (std::int64_t at = prompt;; ++at) {
@@ -68,11 +67,45 @@ TEST_P(CachedDecode, GoesOnPastTheAddedChunks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Encodings, CachedDecode, testing::Values("none", "rope", "cope", "rope+cope", "tape"),
-                         [](const auto& encoding) {
-                           std::string name = encoding.param;
-                           std::replace(name.begin(), name.end(), '+', '_');
-                           return name;
-                         });
+                         [](const auto& encoding) { return tests::name_of_kind(encoding.param); });
+
+/// Every encoding, cached against full; the prompt in one piece and in several, whose row states travel (pass_q).
+class CachedDecodeOfAll : public testing::TestWithParam<std::string> {};
+
+TEST_P(CachedDecodeOfAll, EqualsAFullForward) {
+  tests::for_rank_counts({1, 2, 3, 4}, [](parallel::Communicator& ring) {
+    const auto model = small_model({GetParam()});
+    const std::vector<std::int32_t> ids = random_prompt(150, model->config().vocabulary);
+    const Tensor expected = full_logits(*model, ids, 0, 16);
+    for (const std::int64_t prompt : {5, 64, 97, 140})
+      for (const std::int64_t prefill_chunk : {0, 16, 48}) {
+        SCOPED_TRACE(fmt::format("prompt {} in pieces of {}", prompt, prefill_chunk));
+        compare(ring, *model, expected, ids, prompt, 16, 1e-10, prefill_chunk);
+        if (testing::Test::HasFatalFailure()) return;
+      }
+  });
+}
+
+std::vector<std::string> all_kinds() {
+  std::vector<std::string> kinds;
+  for (const EncodingKind& row : encoding_kinds())
+    if (row.option.empty()) kinds.push_back(row.kind);
+  return kinds;
+}
+
+INSTANTIATE_TEST_SUITE_P(Encodings, CachedDecodeOfAll, testing::ValuesIn(all_kinds()),
+                         [](const auto& encoding) { return tests::name_of_kind(encoding.param); });
+
+TEST(Generator, CachedDecodeOfBlockGatesFromTokens) {
+  tests::for_rank_counts({1, 2, 3}, [](parallel::Communicator& ring) {
+    PositionConfig position = tests::tiny_position();
+    position.block_gates = "token";
+    const auto model = small_model({"rope+hierarchical_cope"}, position);
+    const std::vector<std::int32_t> ids = random_prompt(100, model->config().vocabulary);
+    const Tensor expected = full_logits(*model, ids, 0, 16);
+    for (const std::int64_t prefill_chunk : {0, 32}) compare(ring, *model, expected, ids, 70, 16, 1e-10, prefill_chunk);
+  });
+}
 
 TEST(Generator, DynamicScalingTakesTheDeclaredTotalLength) {
   tests::for_rank_counts({1, 2}, [](parallel::Communicator& ring) {

@@ -65,7 +65,7 @@ Pass forward(Model& model, const std::vector<std::int32_t>& ids, Device device) 
   }
   const auto alone = parallel::make_self_communicator();
   const auto layout = parallel::SequenceLayout::contiguous(length, 1, 64);
-  const parallel::Ring ring{*alone, layout, parallel::contiguous_schedule(layout)};
+  const parallel::Ring ring{*alone, layout, parallel::make_schedule("contiguous", layout, 1)};
   return model.forward(ring, batch, 64, Keep::nothing);
 }
 

@@ -76,9 +76,8 @@ TEST_P(ModelGradient, RecomputeChangesNoBit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Encodings, ModelGradient, ::testing::ValuesIn(tiny_kinds()), [](const auto& kind) {
-  return kind.param == "rope+cope" ? std::string("rope_cope") : kind.param;
-});
+INSTANTIATE_TEST_SUITE_P(Encodings, ModelGradient, ::testing::ValuesIn(tiny_kinds()),
+                         [](const auto& kind) { return name_of_kind(kind.param); });
 
 /// rope+cope with a zero table and tape with zero alpha and W_d are the RoPE model, bit for bit.
 TEST(EncodingStart, ZeroPositionParametersGiveTheRopeModel) {

@@ -80,9 +80,8 @@ TEST_P(ModelOverRanks, F32LossTermsAreBitEqual) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Encodings, ModelOverRanks, ::testing::ValuesIn(tiny_kinds()), [](const auto& kind) {
-  return kind.param == "rope+cope" ? std::string("rope_cope") : kind.param;
-});
+INSTANTIATE_TEST_SUITE_P(Encodings, ModelOverRanks, ::testing::ValuesIn(tiny_kinds()),
+                         [](const auto& kind) { return name_of_kind(kind.param); });
 
 }  // namespace
 }  // namespace capstan::tests

@@ -141,7 +141,7 @@ double nll_of_window(Model& model, const TokenFile& data, const Window& window) 
   Batch batch = tests::whole_batch(ids, Device::ref);
   const std::int32_t last = data.read(window.begin + window.length, window.begin + window.length + 1)[0];
   batch.targets.as<std::int32_t>()[window.length - 1] = last;
-  const Pass pass = model.forward({*self, layout, parallel::make_schedule("auto", layout)}, batch, 16, Keep::nothing);
+  const Pass pass = model.forward(model.make_ring(*self, layout.length(), 16), batch, 16, Keep::nothing);
   double sum = 0;
   for (std::int64_t t = window.count_from; t < window.length; ++t) sum += pass.nll.as<double>()[t];
   return sum;

@@ -28,11 +28,12 @@ TEST(Plan, LayoutCoversTheContextAndHopsAreWhatTheRingSends) {
       const framework::Recipe r = resolved_recipe(kind);
       const framework::Plan plan = framework::make_plan(r, ranks);
       EXPECT_EQ(std::accumulate(plan.local_tokens.begin(), plan.local_tokens.end(), std::int64_t(0)), r.data.context);
-      const auto layout = parallel::SequenceLayout::contiguous(r.data.context, ranks, r.train.tile);
-      const auto bytes =
-          parallel::chunk_bytes(1, layout.largest_chunk(), 4, 8, kind == std::string("tape"), kernels::DType::f32);
-      EXPECT_EQ(plan.bytes_per_hop_forward, ranks == 1 ? 0 : bytes.keys);
-      EXPECT_EQ(plan.bytes_per_hop_backward, ranks == 1 ? 0 : bytes.keys + bytes.gradients);
+      // ordered_pull: chunks of 1000 / 2 ranks tokens in tiles of 64; K, V (and z) of 4 heads of 8 in f32, three 8-byte integers.
+      const std::int64_t tiles = (1000 + 63) / 64,
+                         chunk = std::min<std::int64_t>(1000, (tiles + 2 * ranks - 1) / (2 * ranks) * 64);
+      const std::int64_t values = (kind == std::string("tape") ? 3 : 2) * chunk * 4 * 8 * 4;
+      EXPECT_EQ(plan.bytes_per_hop_forward, ranks == 1 ? 0 : values + chunk * 3 * 8);
+      EXPECT_EQ(plan.bytes_per_hop_backward, ranks == 1 ? 0 : 2 * values + chunk * 3 * 8);
       EXPECT_GT(plan.memory_total(), plan.parameters * 4);
     }
 }

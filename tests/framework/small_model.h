@@ -6,6 +6,7 @@
 
 #include "framework/model.h"
 #include "tests/support/tensors.h"
+#include "tests/support/tiny_model.h"
 
 namespace capstan::tests {
 
@@ -17,7 +18,8 @@ struct SmallModel {
   double scale = 0.4;  ///< of every parameter; 0: all zero, so that every token is equally likely
 };
 
-inline std::unique_ptr<framework::Model> small_model(const SmallModel& wish, framework::PositionConfig position = {}) {
+inline std::unique_ptr<framework::Model> small_model(const SmallModel& wish,
+                                                     framework::PositionConfig position = tiny_position()) {
   framework::ModelConfig config;
   config.hidden_size = 24;
   config.mlp_size = 40;
@@ -25,7 +27,8 @@ inline std::unique_ptr<framework::Model> small_model(const SmallModel& wish, fra
   config.heads = 4;
   config.kv_heads = 2;
   config.vocabulary = wish.vocabulary;
-  config.max_length = 128;
+  config.max_length = 700;
+  if (position.original_length == 0) position.original_length = 128;
   position.kind = wish.kind;
   position.cope_positions = 9;
   framework::resolve_sizes(config, position);
@@ -33,7 +36,11 @@ inline std::unique_ptr<framework::Model> small_model(const SmallModel& wish, fra
   model->parameters().allocate(wish.device, wish.type, false, [](const std::string&) { return false; });
   std::uint64_t seed = 100;
   for (framework::Parameter& parameter : model->parameters().all())
-    parameter.value.copy_from(random_tensor(parameter.shape, wish.type, wish.device, ++seed, wish.scale));
+    if (parameter.init == framework::Init::given) {
+      parameter.value.copy_from(tensor_of(parameter.shape, wish.type, wish.device, parameter.given));
+    } else {
+      parameter.value.copy_from(random_tensor(parameter.shape, wish.type, wish.device, ++seed, wish.scale));
+    }
   return model;
 }
 

@@ -4,9 +4,9 @@
 
 #include <cfenv>
 #include <cmath>
+#include <functional>
 
 #include "tests/kernels/attention_runs.h"
-#include "tests/support/gradient_check.h"
 #include "tests/support/tensors.h"
 
 namespace capstan::tests {
@@ -15,10 +15,10 @@ namespace {
 using kernels::AttentionSettings;
 using kernels::Device;
 using kernels::DType;
+using kernels::Gates;
 using kernels::KeyChunk;
 using kernels::QueryChunk;
 using kernels::Tensor;
-using kernels::TermKind;
 using kernels::View;
 
 constexpr double exact = 1e-10;
@@ -31,9 +31,8 @@ void expect_same_rows(const View& a, const View& b, const char* name) {
 void expect_same_forward(const TileRun& a, const TileRun& b) {
   expect_same_rows(a.o, b.o, "o");
   expect_same_rows(a.lse, b.lse, "lse");
-  expect_same_rows(a.carry, b.carry, "carry");
-  expect_same_rows(a.horizon, b.horizon, "horizon");
-  expect_same_rows(a.horizon_carry, b.horizon_carry, "horizon_carry");
+  expect_same_rows(a.carry[0], b.carry[0], "carry");
+  expect_same_rows(a.horizon[0], b.horizon[0], "horizon");
 }
 
 void expect_same_gradients(const TileRun& a, const TileRun& b) {
@@ -59,8 +58,8 @@ void expect_close_gradients(const TileRun& a, const TileRun& b, double tolerance
 
 /// Backward has walked the carry back to the start of every row.
 void expect_carry_left_is_zero(const TileRun& run) {
-  for (std::int64_t at = 0; at < run.carry_left.view().elements(); ++at)
-    ASSERT_EQ(run.carry_left.as<std::int64_t>()[at], 0) << at;
+  for (std::int64_t at = 0; at < run.carry_left[0].view().elements(); ++at)
+    ASSERT_EQ(run.carry_left[0].as<std::int64_t>()[at], 0) << at;
 }
 
 /// Σ_n dtable[n] = Σ_j dlogit_j = 0 in each row: the softmax does not see a constant.
@@ -72,61 +71,6 @@ void expect_table_rows_sum_to_zero(const TileRun& run, double tolerance) {
     for (std::size_t n = 0; n < npos; ++n) sum += values[at + n], size += std::abs(values[at + n]);
     ASSERT_LE(std::abs(sum), tolerance * std::max(1.0, size)) << "row " << at / npos;
   }
-}
-
-// ---- the oracle itself ----------------------------------------------------------------------------------------------
-
-/// How close any position comes to an integer, where the interpolation has a kink.
-double distance_to_kinks(const AttentionProblem& problem) {
-  const std::int64_t tokens = problem.q.shape()[0], heads = problem.q.shape()[1], groups = problem.k.shape()[1],
-                     depth = problem.q.shape()[2];
-  double closest = 1;
-  for (std::int64_t i = 0; i < tokens; ++i)
-    for (std::int64_t head = 0; head < heads; ++head) {
-      double position = 0;
-      for (std::int64_t j = i; j >= 0 && problem.document[j] == problem.document[i]; --j) {
-        double u = 0;
-        for (std::int64_t d = 0; d < depth; ++d)
-          u += problem.q.as<double>()[(i * heads + head) * depth + d] *
-               problem.k.as<double>()[(j * groups + head * groups / heads) * depth + d];
-        position += 1 / (1 + std::exp(-u / std::sqrt(double(depth))));
-        closest = std::min(closest, std::abs(position - std::round(position)));
-      }
-    }
-  return closest;
-}
-
-TEST(DenseAttention, GradientsAreCentralDifferences) {
-  for (const AttentionShape& shape :
-       {AttentionShape{.tokens = 9, .heads = 2, .groups = 1, .depth = 4},
-        AttentionShape{.tokens = 9, .heads = 2, .groups = 2, .depth = 4, .z = true, .npos = 4},
-        AttentionShape{
-            .tokens = 12, .heads = 4, .groups = 2, .depth = 6, .z = true, .npos = 40, .documents = {3, 4}}}) {
-    // The first random problem whose positions stay clear of kinks while the difference quotient moves an input.
-    std::uint64_t seed = 1;
-    while (shape.npos > 0 && distance_to_kinks(random_attention(shape, seed)) < 0.008) ++seed;
-    const AttentionProblem problem = random_attention(shape, seed);
-    const DenseGradients gradients = dense_attention_backward(problem.inputs(), problem.d_o);
-    std::vector<GradientInput> inputs{
-        {"q", problem.q, gradients.dq}, {"k", problem.k, gradients.dk}, {"v", problem.v, gradients.dv}};
-    if (problem.z) inputs.push_back({"z", problem.z, gradients.dz});
-    if (problem.table) inputs.push_back({"table", problem.table, gradients.dtable});
-    check_gradient(inputs, [&] { return weighted_sum(dense_attention(problem.inputs()).o, problem.d_o); });
-  }
-}
-
-TEST(DenseAttention, HandComputedRows) {
-  // Two tokens, one head, D = 1, q·k = 0: gates 1/2; the second row's bias is table[p], p = 1 for key 0 and 1/2 for key
-  // 1.
-  AttentionProblem problem = random_attention({.tokens = 2, .depth = 1, .npos = 3}, 1);
-  problem.q.view().fill_zero();
-  double *table = problem.table.as<double>() + 3, *v = problem.v.as<double>();
-  table[0] = 1, table[1] = 3, table[2] = 100;
-  v[0] = 5, v[1] = -2;
-  const DenseOutputs outputs = dense_attention(problem.inputs());
-  EXPECT_NEAR(outputs.lse.as<double>()[1], std::log(std::exp(3) + std::exp(2)), 1e-14);
-  EXPECT_NEAR(outputs.o.as<double>()[1], (5 * std::exp(3) - 2 * std::exp(2)) / (std::exp(3) + std::exp(2)), 1e-14);
-  EXPECT_NEAR(outputs.o.as<double>()[0], 5, 1e-14);
 }
 
 // ---- ref in f64 against the oracle ----------------------------------------------------------------------------------
@@ -147,7 +91,7 @@ void compare_with_oracle(const AttentionShape& shape) {
     expect_table_rows_sum_to_zero(run, 1e-12);
     if (run.stats.saturated_tiles == 0) continue;
     AttentionSettings general = settings;
-    general.saturation = false;
+    general.flat_tiles = false;
     const TileRun unsaturated = run_tiles(problem, DType::f64, Device::ref, general);
     expect_same_forward(run, unsaturated);
     expect_same_gradients(run, unsaturated);
@@ -223,7 +167,7 @@ TEST(AttentionTile, KeysInPiecesGiveTheSameBits) {
           if (npos == 0) continue;
           expect_carry_left_is_zero(whole);
           AttentionSettings general = settings;
-          general.saturation = false;
+          general.flat_tiles = false;
           const TileRun unsaturated = run_tiles(problem, kernel.type, kernel.device, general);
           expect_same_forward(whole, unsaturated);
           expect_same_gradients(whole, unsaturated);
@@ -257,33 +201,26 @@ TEST(AttentionTile, RowWithoutKeysIsZero) {
   // only.
   for (const Kernel& kernel : all_kernels) {
     const AttentionProblem problem = random_attention({.tokens = 128, .heads = 2, .npos = 5, .documents = {64}}, 6);
-    const auto cast = [&](const Tensor& x) { return converted(x, kernel.type, kernel.device); };
-    const Tensor q = cast(problem.q), k = cast(problem.k), v = cast(problem.v), table = cast(problem.table),
-                 d_o = cast(problem.d_o);
-    const Tensor index = index_rows(0, 128, kernel.device),
-                 document = document_rows(problem.document, 0, 128, kernel.device);
-    const auto rows = [](const Tensor& x, std::int64_t begin, std::int64_t end) { return x.view().rows(begin, end); };
-    const QueryChunk queries{rows(q, 64, 128), rows(table, 64, 128), rows(index, 64, 128), rows(document, 64, 128)};
-    const KeyChunk keys{rows(k, 0, 64), rows(v, 0, 64), {}, rows(index, 0, 64), rows(document, 0, 64)};
-    const AttentionSettings settings{TermKind::cope, 64, true};
-    Tensor o({64, 2, 8}, kernel.type, kernel.device), m({64, 2}, kernel.type, kernel.device);
-    const Tensor l = zeros_like(m), delta = zeros_like(m), gate_grad = zeros_like(m);
-    Tensor carry({64, 2}, DType::i64, kernel.device), horizon({1, 2}, DType::i64, kernel.device);
-    const Tensor horizon_carry = zeros_like(carry), dq = zeros_like(queries.q), dtable = zeros_like(queries.table);
-    const Tensor dk = zeros_like(keys.k), dv = zeros_like(keys.v);
-    const kernels::AttentionState state{o, m, l, carry, horizon, horizon_carry};
+    const TileInputs inputs(problem, kernel.type, kernel.device);
+    const AttentionSettings settings = settings_for(problem, 64);
+    const QueryChunk queries = inputs.queries(64, 128);
+    const KeyChunk keys = inputs.keys(0, 64);
+    const View d_o = inputs.d_o().view().rows(64, 128);
+    TileRun run = inputs.empty_run(64, 128, 64);
+    const Tensor l = zeros_like(run.lse), delta = zeros_like(run.lse), gate_grad = zeros_like(run.lse);
+    const kernels::AttentionState state{run.o, run.lse, l, views_of(run.carry), views_of(run.horizon)};
     attention_begin(state);
     attention_forward(state, queries, keys, settings, nullptr);
     attention_finish(state);
-    for (double value : values_of(o)) EXPECT_EQ(value, 0);
-    for (double value : values_of(m)) EXPECT_EQ(value, std::numeric_limits<double>::infinity());
-    for (double value : values_of(horizon)) EXPECT_EQ(value, -1);
-    const kernels::AttentionSaved saved{m, delta, horizon, horizon_carry};
-    kernels::attention_delta(delta, rows(d_o, 64, 128), o);
-    kernels::attention_backward_begin({carry, gate_grad}, saved);
-    attention_backward({dq, dtable, dk, dv, {}}, {carry, gate_grad}, queries, keys, rows(d_o, 64, 128), saved,
-                       settings);
-    for (const Tensor* x : {&dq, &dk, &dv, &dtable})
+    for (double value : values_of(run.o)) EXPECT_EQ(value, 0);
+    for (double value : values_of(run.lse)) EXPECT_EQ(value, std::numeric_limits<double>::infinity());
+    for (double value : values_of(run.horizon[0])) EXPECT_EQ(value, -1);
+    const kernels::AttentionSaved saved{run.lse, delta, views_of(run.carry), views_of(run.horizon)};
+    const kernels::AttentionBackwardState back{views_of(run.carry_left), {gate_grad, {}}};
+    kernels::attention_delta(delta, d_o, run.o);
+    kernels::attention_backward_begin(back, saved);
+    attention_backward(inputs.gradients(run, 0, 64, false), back, queries, keys, d_o, saved, settings);
+    for (const Tensor* x : {&run.dq, &run.dk, &run.dv, &run.dtable})
       for (double value : values_of(*x)) EXPECT_EQ(value, 0);
   }
 }
@@ -322,54 +259,106 @@ TEST(AttentionTile, GateSumIsTheCarry) {
           random_attention({.tokens = 150, .heads = 4, .groups = 2, .npos = 400, .documents = documents}, 9);
       const AttentionSettings settings = settings_for(problem, 16);
       const TileRun run = run_tiles(problem, kernel.type, kernel.device, settings);
-      const auto cast = [&](const Tensor& x) { return converted(x, kernel.type, kernel.device); };
-      const Tensor q = cast(problem.q), k = cast(problem.k), v = cast(problem.v), table = cast(problem.table);
-      const Tensor index = index_rows(0, 150, kernel.device),
-                   document = document_rows(problem.document, 0, 150, kernel.device);
-      Tensor total({150, 4}, DType::i64, kernel.device);
+      const TileInputs inputs(problem, kernel.type, kernel.device);
+      const Tensor total = zeros_like(run.carry[0]), sum = zeros_like(total);
+      sum.as<std::int64_t>()[0] = 99;  // overwritten
       for (const auto& [begin, end] : {std::pair<std::int64_t, std::int64_t>{0, 64}, {64, 150}}) {
-        const auto cut = [from = begin, to = end](const Tensor& x) { return x.view().rows(from, to); };
-        Tensor sum({150, 4}, DType::i64, kernel.device);
-        sum.as<std::int64_t>()[0] = 99;  // overwritten
-        attention_gate_sum(sum, {q, table, index, document}, {cut(k), cut(v), {}, cut(index), cut(document)}, settings);
+        attention_gate_sum(sum, 0, inputs.queries(0, 150), inputs.keys(begin, end), settings);
         for (std::int64_t at = 0; at < 600; ++at) total.as<std::int64_t>()[at] += sum.as<std::int64_t>()[at];
       }
-      EXPECT_TRUE(same_bits(total, run.carry)) << name_of(kernel.device) << " " << name_of(kernel.type);
+      EXPECT_TRUE(same_bits(total, run.carry[0])) << name_of(kernel.device) << " " << name_of(kernel.type);
     }
 }
 
 TEST(AttentionTile, LongF64SequencesAreRefused) {
-  const AttentionProblem problem = random_attention({.tokens = 1, .npos = 2}, 1);
-  Tensor o({1, 1, 8}, DType::f64, Device::ref), m({1, 1}, DType::f64, Device::ref),
-      carry({1, 1}, DType::i64, Device::ref);
-  const Tensor l = zeros_like(m), horizon = zeros_like(carry), horizon_carry = zeros_like(carry);
-  const Tensor document = document_rows({0}, 0, 1, Device::ref);
-  const auto run_at = [&](std::int64_t at) {
-    const Tensor index = index_rows(at, at + 1, Device::ref);
-    const kernels::AttentionState state{o, m, l, carry, horizon, horizon_carry};
-    attention_begin(state);
-    attention_forward(state, {problem.q, problem.table, index, document}, {problem.k, problem.v, {}, index, document},
-                      {TermKind::cope, 1, true}, nullptr);
-  };
-  run_at(kernels::longest_f64_sequence - 2);
-  try {
-    run_at(kernels::longest_f64_sequence - 1);  // the sequence has 2^19 tokens
-    FAIL() << "accepted";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::config);
-    EXPECT_NE(std::string(error.what()).find("524288"), std::string::npos) << error.what();
+  AttentionProblem gated = random_attention({.tokens = 1, .npos = 2}, 1),
+                   forgetting = random_attention({.tokens = 1, .offset = true}, 1);
+  for (const AttentionProblem* problem : {&gated, &forgetting}) {
+    const TileInputs inputs(*problem, DType::f64, Device::ref);
+    TileRun run = inputs.empty_run(0, 1, 1);
+    const Tensor l = zeros_like(run.lse);
+    const auto run_at = [&](std::int64_t at) {
+      const Tensor index = index_rows(at, at + 1, Device::ref);
+      const kernels::AttentionState state{run.o, run.lse, l, views_of(run.carry), views_of(run.horizon)};
+      attention_begin(state);
+      QueryChunk queries = inputs.queries(0, 1);
+      KeyChunk keys = inputs.keys(0, 1);
+      queries.index = keys.index = index;
+      attention_forward(state, queries, keys, settings_for(*problem, 1), nullptr);
+    };
+    run_at(kernels::longest_f64_sequence - 2);
+    try {
+      run_at(kernels::longest_f64_sequence - 1);  // the sequence has 2^19 tokens
+      FAIL() << "accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::config);
+      EXPECT_NE(std::string(error.what()).find("524288"), std::string::npos) << error.what();
+    }
   }
 }
 
 TEST(AttentionTile, WrongArgumentsAreRefused) {
   const AttentionProblem problem = random_attention({.tokens = 8, .heads = 2, .groups = 2, .npos = 3}, 1);
-  const auto run_with = [&](const AttentionSettings& settings) {
-    run_tiles(problem, DType::f64, Device::ref, settings);
+  const AttentionSettings right = settings_for(problem, 4);
+  EXPECT_NO_THROW(run_tiles(problem, DType::f64, Device::ref, right));
+  EXPECT_THROW(run_tiles(problem, DType::f64, Device::ref, right, {{3}}), Error);
+  EXPECT_THROW(run_tiles(problem, DType::f64, Device::cpu, right), Error);
+  const auto refuse = [&](const std::function<void(AttentionSettings&)>& change) {
+    AttentionSettings wrong = right;
+    change(wrong);
+    EXPECT_THROW(run_tiles(problem, DType::f64, Device::ref, wrong), Error);
   };
-  EXPECT_THROW(run_with({TermKind::none, 4, true}), Error);
-  EXPECT_THROW(run_with({TermKind::cope, 65, true}), Error);
-  EXPECT_THROW(run_tiles(problem, DType::f64, Device::ref, {TermKind::cope, 4, true}, {{3}}), Error);
-  EXPECT_THROW(run_tiles(problem, DType::f64, Device::cpu, {TermKind::cope, 4, true}), Error);
+  refuse([](AttentionSettings& s) { s.tile = 65; });
+  refuse([](AttentionSettings& s) { s.gates[0].gates = Gates::none; });    // a table without gates
+  refuse([](AttentionSettings& s) { s.gates[1].gates = Gates::tokens; });  // gates without a table
+  refuse([](AttentionSettings& s) { s.gates[0].floor = 1; });
+  refuse([](AttentionSettings& s) { s.gates[0].block = 4; });                       // no window
+  refuse([](AttentionSettings& s) { s.gates[0] = {Gates::block_ends, 0, 4, 1}; });  // no block keys
+  refuse([](AttentionSettings& s) { s.dropout.rate = 1; });
+}
+
+TEST(AttentionTile, WrongShapesAreRefused) {
+  const AttentionProblem problem = random_attention({.tokens = 8,
+                                                     .heads = 2,
+                                                     .offset = true,
+                                                     .offset_npos = 3,
+                                                     .relative = 4,
+                                                     .distances = 3,
+                                                     .fire = 2,
+                                                     .slope = true},
+                                                    1);
+  const TileInputs inputs(problem, DType::f64, Device::ref);
+  const TileRun run = inputs.empty_run(0, 8, 4);
+  const Tensor l = zeros_like(run.lse), small({1, 1}, DType::f64, Device::ref);
+  const auto run_with = [&](const QueryChunk& queries, const KeyChunk& keys, const AttentionSettings& settings) {
+    const kernels::AttentionState state{run.o, run.lse, l, {}, {}};
+    attention_begin(state);
+    attention_forward(state, queries, keys, settings, nullptr);
+  };
+  const QueryChunk right_queries = inputs.queries(0, 8);
+  const KeyChunk right_keys = inputs.keys(0, 8);
+  const AttentionSettings right = inputs.settings(settings_for(problem, 4));
+  EXPECT_NO_THROW(run_with(right_queries, right_keys, right));
+  const auto refuse = [&](const std::function<void(QueryChunk&, KeyChunk&, kernels::SharedTerms&)>& change) {
+    QueryChunk queries = right_queries;
+    KeyChunk keys = right_keys;
+    AttentionSettings settings = right;
+    change(queries, keys, settings.shared);
+    EXPECT_THROW(run_with(queries, keys, settings), Error);
+  };
+  using kernels::SharedTerms;
+  refuse([](QueryChunk& queries, KeyChunk&, SharedTerms&) { queries.position = {}; });
+  refuse([](QueryChunk&, KeyChunk& keys, SharedTerms&) { keys.position = {}; });
+  refuse([](QueryChunk&, KeyChunk& keys, SharedTerms&) { keys.terms.offset = {}; });
+  refuse([](QueryChunk& queries, KeyChunk&, SharedTerms&) { queries.terms.offset = {}; });
+  refuse([&](QueryChunk& queries, KeyChunk&, SharedTerms&) { queries.terms.offset = small; });
+  refuse([&](QueryChunk& queries, KeyChunk&, SharedTerms&) { queries.terms.offset_table = small; });
+  refuse([&](QueryChunk& queries, KeyChunk&, SharedTerms&) { queries.terms.relative = small; });
+  refuse([&](QueryChunk& queries, KeyChunk&, SharedTerms&) { queries.terms.gate_q[1] = queries.q; });
+  refuse([&](QueryChunk&, KeyChunk&, SharedTerms& shared) { shared.slope = small; });
+  refuse([&](QueryChunk&, KeyChunk&, SharedTerms& shared) { shared.distance_table = small; });
+  refuse([&](QueryChunk&, KeyChunk&, SharedTerms& shared) { shared.fire.out = small; });
+  refuse([&](QueryChunk&, KeyChunk&, SharedTerms& shared) { shared.fire.scale = {}; });
 }
 
 }  // namespace

@@ -46,6 +46,20 @@ TEST(Rotary, PhasesStayExactFarOut) {
   }
 }
 
+TEST(Rotary, DecayMultipliesBothParts) {
+  for (const Device device : {Device::ref, Device::cpu}) {
+    const Tensor position = tensor_of({2}, DType::i64, device, {3, 1000007}),
+                 z = tensor_of({2, 1, 4}, DType::f32, device, {1, 2, 3, 4, 1, 2, 3, 4});
+    rotary_decay(z, position, {std::log(0.5), 1e-6}, 5);
+    const std::vector<double> got = values_of(z);
+    EXPECT_EQ(got[0], 4);  // 0.5^(3 - 5)
+    EXPECT_EQ(got[2], 12);
+    EXPECT_EQ(got[1], float(2 * std::exp(-2e-6)));
+    EXPECT_EQ(got[4], 0);  // far below the range of f32
+    EXPECT_EQ(got[7], float(4 * std::exp(1000002e-6)));
+  }
+}
+
 TEST(Rotary, GradientsMatchDifferences) {
   const Tensor x = random_tensor({3, 4, 6}, DType::f64, Device::ref, 1),
                z = random_tensor({3, 2, 6}, DType::f64, Device::ref, 2);

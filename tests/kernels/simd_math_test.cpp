@@ -7,6 +7,7 @@
 
 #include "kernels/flush_denormals.h"
 #include "kernels/isa.h"
+#include "kernels/terms/fire_lanes.h"
 
 namespace capstan::tests {
 namespace {
@@ -74,6 +75,20 @@ TEST(SimdMath, SigmoidKeepsRelativeAccuracy) {
   }
   EXPECT_EQ(fast_sigmoid(-INFINITY), 0);
   EXPECT_EQ(fast_sigmoid(INFINITY), 1);
+}
+
+TEST(SimdMath, LogWithinTwoUlp) {
+  std::vector<float> x = spaced(1, 3);
+  for (const float v : spaced(0, 63)) x.push_back(std::exp2(v));  // distances reach 2^63
+  for (const Isa isa : usable()) {
+    const std::vector<float> y = evaluated(
+        isa, x, [](float v) __attribute__((always_inline)) { return cpu::fast_log(v); });
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const double exact = std::log(static_cast<double>(x[i]));
+      const double ulp = exact > 0 ? std::ldexp(1.0, std::ilogb(exact) - 23) : 0;
+      ASSERT_LE(std::abs(y[i] - exact), 2 * ulp) << x[i] << " on " << name_of(isa);
+    }
+  }
 }
 
 TEST(SimdMath, LanesSumAndMaximum) {

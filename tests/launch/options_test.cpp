@@ -219,6 +219,13 @@ TEST(Help, TheReferenceInDocsIsTheOneGenerated) {
       << "run: build/capstan help-options > docs/options.md";
 }
 
+TEST(Help, TheTableOfEncodingsInDocsAndReadmeIsTheOneGenerated) {
+  EXPECT_EQ(file_text(CAPSTAN_SOURCE_DIR "/docs/encodings.md"), encodings_reference())
+      << "run: build/capstan help-encodings > docs/encodings.md";
+  EXPECT_NE(file_text(CAPSTAN_SOURCE_DIR "/README.md").find(encodings_table()), std::string::npos)
+      << "the README's table differs; copy it from docs/encodings.md";
+}
+
 /// A small program of three commands; the last run is remembered.
 class ProgramTest : public testing::Test {
  protected:

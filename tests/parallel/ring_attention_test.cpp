@@ -19,7 +19,6 @@ using kernels::Device;
 using kernels::DType;
 using kernels::Shape;
 using kernels::Tensor;
-using kernels::TermKind;
 using kernels::View;
 using parallel::Communicator;
 using parallel::Ring;
@@ -52,36 +51,48 @@ struct Case {
     return fmt::format("S {} tile {} z {} cope {} {} {}", tokens, tile, bool(problems->front().z), cope(),
                        name_of(type), name_of(device));
   }
-  AttentionSettings settings() const { return {cope() ? TermKind::cope : TermKind::none, tile, true}; }
+  AttentionSettings settings() const {
+    AttentionSettings settings;
+    settings.tile = tile;
+    if (cope()) settings.gates[0].gates = kernels::Gates::tokens;
+    return settings;
+  }
 };
 
-/// Rows [begin, end) of both sequences' tensors as one [B, T, …].
-Tensor stacked(const Tensor& first, const Tensor& second, std::int64_t begin, std::int64_t end, DType type,
+/// The rows `index` of both sequences' tensors as one [B, T, …].
+Tensor stacked(const Tensor& first, const Tensor& second, const std::vector<std::int64_t>& index, DType type,
                Device device) {
   if (!first) return {};
-  std::vector<std::int64_t> extents{batch, end - begin};
+  std::vector<std::int64_t> extents{batch, std::ssize(index)};
   for (int axis = 1; axis < first.shape().rank(); ++axis) extents.push_back(first.shape()[axis]);
   Tensor out(Shape(extents), type, device);
-  for (std::int64_t b = 0; b < batch; ++b)
-    out.view()[b].copy_from(converted((b == 0 ? first : second).view().rows(begin, end), type, device));
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const Tensor whole = converted(b == 0 ? first : second, type, device);
+    for (std::int64_t t = 0; t < std::ssize(index); ++t)
+      out.view()[b].rows(t, t + 1).copy_from(whole.view().rows(index[std::size_t(t)], index[std::size_t(t)] + 1));
+  }
   return out;
 }
 
 /// What one rank holds of inputs, and what it computed.
 struct Shard {
-  std::int64_t begin, end;
-  Tensor o, lse, horizon, horizon_carry;
+  std::vector<std::int64_t> index;
+  Tensor o, lse, horizon, carry;
   Tensor dq, dk, dv, dz, dtable;
 };
 
-Shard run_shard(Communicator& comm, const Case& c) {
-  const Ring ring{comm, SequenceLayout::contiguous(c.tokens, comm.size(), c.tile),
-                  make_schedule("auto", SequenceLayout::contiguous(c.tokens, comm.size(), c.tile))};
-  const parallel::Chunk& chunk = ring.layout.chunks()[comm.rank()];
+Ring make_ring(Communicator& comm, std::int64_t tokens, std::int64_t tile, const std::string& schedule,
+               int head_ranks = 0) {
+  parallel::RingPlan plan = parallel::plan_ring({schedule, comm.size(), head_ranks, int(groups), tokens, tile});
+  return {comm, std::move(plan.layout), std::move(plan.schedule)};
+}
+
+Shard run_shard(const Ring& ring, const Case& c) {
   const auto& [first, second] = *c.problems;
+  const std::vector<std::int64_t> own = ring.layout.local_index(ring.comm.rank());
   const auto local = [&](const Tensor AttentionProblem::*x) {
     const auto& [a, b] = *c.problems;
-    return stacked(a.*x, b.*x, chunk.begin, chunk.end, c.type, c.device);
+    return stacked(a.*x, b.*x, own, c.type, c.device);
   };
   const Tensor q = local(&AttentionProblem::q), k = local(&AttentionProblem::k), v = local(&AttentionProblem::v);
   const Tensor z = local(&AttentionProblem::z), table = local(&AttentionProblem::table),
@@ -89,13 +100,18 @@ Shard run_shard(Communicator& comm, const Case& c) {
   const Tensor row_index = index_rows(0, c.tokens, c.device);
   const Tensor row_document[] = {document_rows(first.document, 0, c.tokens, c.device),
                                  document_rows(second.document, 0, c.tokens, c.device)};
-  const Tensor index = stacked(row_index, row_index, chunk.begin, chunk.end, DType::i64, c.device);
-  const Tensor document = stacked(row_document[0], row_document[1], chunk.begin, chunk.end, DType::i64, c.device);
-  const RingInputs in{q, k, v, z, table, {index, index, document}};
+  const Tensor index = stacked(row_index, row_index, own, DType::i64, c.device);
+  const Tensor document = stacked(row_document[0], row_document[1], own, DType::i64, c.device);
+  RingInputs in;
+  in.q = q;
+  in.k = k;
+  in.v = v;
+  if (z) in.z = z;
+  if (table) in.terms.table[0] = table;
+  in.rows = {index, index, document};
 
   RingSaved saved = ring_attention_forward(ring, in, c.settings(), nullptr);
-  Shard shard{chunk.begin,
-              chunk.end,
+  Shard shard{own,
               {},
               {},
               {},
@@ -107,36 +123,50 @@ Shard run_shard(Communicator& comm, const Case& c) {
               table ? zeros_like(table) : Tensor()};
   for (Tensor* x : {&shard.dq, &shard.dk, &shard.dv})  // what was there must not matter
     if (c.type == DType::f64 && x->view().elements() > 0) x->as<double>()[0] = 1e9;
-  ring_attention_backward(ring, {shard.dq, shard.dk, shard.dv, shard.dz, shard.dtable}, in, saved, d_o, c.settings());
+  RingGradients out;
+  out.dq = shard.dq;
+  out.dk = shard.dk;
+  out.dv = shard.dv;
+  if (z) out.dz = shard.dz;
+  if (table) out.terms.table[0] = shard.dtable;
+  ring_attention_backward(ring, out, in, saved, d_o, c.settings());
   shard.o = std::move(saved.o);
   shard.lse = std::move(saved.lse);
-  shard.horizon = std::move(saved.horizon);
-  shard.horizon_carry = std::move(saved.horizon_carry);
+  shard.horizon = std::move(saved.horizon[0]);
+  shard.carry = std::move(saved.carry[0]);
   return shard;
 }
 
 Shard run_alone(const Case& c) {
   const auto self = parallel::make_self_communicator();
-  return run_shard(*self, c);
+  return run_shard(make_ring(*self, c.tokens, c.tile, "contiguous"), c);
+}
+
+/// The rows of `part` out of the whole.
+Tensor rows_of(const Shard& whole, const Shard& part, const Tensor Shard::*x, std::int64_t b) {
+  Tensor out = zeros_like((part.*x).view()[b]);
+  for (std::int64_t t = 0; t < std::ssize(part.index); ++t) {
+    const std::int64_t at = part.index[std::size_t(t)];
+    out.view().rows(t, t + 1).copy_from((whole.*x).view()[b].rows(at, at + 1));
+  }
+  return out;
 }
 
 void expect_same_rows(const Shard& whole, const Shard& part, const Tensor Shard::*x, const char* name) {
   if (!(whole.*x)) return;
   for (std::int64_t b = 0; b < batch; ++b)
-    EXPECT_TRUE(same_bits((whole.*x).view()[b].rows(part.begin, part.end), (part.*x).view()[b]))
-        << name << " of sequence " << b;
+    EXPECT_TRUE(same_bits(rows_of(whole, part, x, b), (part.*x).view()[b])) << name << " of sequence " << b;
 }
 
 void expect_close_rows(const Shard& whole, const Shard& part, const Tensor Shard::*x, double tolerance,
                        const char* name) {
-  if (!(whole.*x) || part.begin == part.end) return;
+  if (!(whole.*x) || part.index.empty()) return;
   // Relative to the whole tensor: a shard by itself may hold only small numbers.
   for (std::int64_t b = 0; b < batch; ++b) {
-    const std::vector<double> all = values_of((whole.*x).view()[b]), got = values_of((part.*x).view()[b]);
-    const std::size_t offset = std::size_t(part.begin) * (all.size() / std::size_t((whole.*x).shape()[1]));
     double difference = 0, norm = 0;
-    for (double value : all) norm += value * value;
-    for (std::size_t i = 0; i < got.size(); ++i) difference += (got[i] - all[offset + i]) * (got[i] - all[offset + i]);
+    for (double value : values_of((whole.*x).view()[b])) norm += value * value;
+    const std::vector<double> got = values_of((part.*x).view()[b]), expected = values_of(rows_of(whole, part, x, b));
+    for (std::size_t i = 0; i < got.size(); ++i) difference += (got[i] - expected[i]) * (got[i] - expected[i]);
     EXPECT_LE(std::sqrt(difference), tolerance * std::sqrt(norm)) << name << " of sequence " << b;
   }
 }
@@ -144,7 +174,7 @@ void expect_close_rows(const Shard& whole, const Shard& part, const Tensor Shard
 void expect_same_output(const Shard& whole, const Shard& part) {
   expect_same_rows(whole, part, &Shard::o, "o");
   expect_same_rows(whole, part, &Shard::lse, "lse");
-  expect_same_rows(whole, part, &Shard::horizon_carry, "horizon_carry");
+  expect_same_rows(whole, part, &Shard::carry, "carry");
 }
 
 void expect_close_gradients(const Shard& whole, const Shard& part, double tolerance) {
@@ -205,6 +235,16 @@ std::vector<Case> all_cases(std::int64_t npos, DType type, Device device) {
   return cases;
 }
 
+/// Schedules that this number of ranks can play with two kv heads, and how many ranks split the heads.
+std::vector<std::pair<std::string, int>> schedules_of(int ranks, bool ordered) {
+  std::vector<std::pair<std::string, int>> out{{"contiguous", 0}, {"ordered_pull", 0}, {"allgather", 0}, {"pass_q", 0}};
+  if (!ordered) out.push_back({"zigzag", 0});
+  if (ranks == 2) out.push_back({"ulysses", 0});
+  if (ranks == 4 || ranks == 8) out.push_back({"ulysses", 2});
+  return out;
+}
+
+/// zigzag adds in another order: everything else has the bits of one rank.
 void compare_rank_counts(std::int64_t npos, DType type, Device device, double tolerance) {
   const std::vector<Case> cases = all_cases(npos, type, device);
   std::vector<Shard> alone;
@@ -217,12 +257,19 @@ void compare_rank_counts(std::int64_t npos, DType type, Device device, double to
   }
   if (testing::Test::HasFailure()) return;
   for_rank_counts({1, 2, 3, 4, 8}, [&](Communicator& comm) {
-    for (std::size_t i = 0; i < cases.size(); ++i) {
-      SCOPED_TRACE(fmt::format("{} rank {} of {}", cases[i].text(), comm.rank(), comm.size()));
-      const Shard part = run_shard(comm, cases[i]);
-      expect_same_output(alone[i], part);
-      expect_close_gradients(alone[i], part, tolerance);
-    }
+    for (std::size_t i = 0; i < cases.size(); ++i)
+      for (const auto& [schedule, head_ranks] : schedules_of(comm.size(), npos > 0)) {
+        SCOPED_TRACE(fmt::format("{} {} rank {} of {}", schedule, cases[i].text(), comm.rank(), comm.size()));
+        const Ring ring = make_ring(comm, cases[i].tokens, cases[i].tile, schedule, head_ranks);
+        const Shard part = run_shard(ring, cases[i]);
+        if (schedule == "zigzag") {
+          expect_close_rows(alone[i], part, &Shard::o, tolerance, "o");
+          expect_close_rows(alone[i], part, &Shard::lse, tolerance, "lse");
+        } else {
+          expect_same_output(alone[i], part);
+        }
+        expect_close_gradients(alone[i], part, tolerance);
+      }
   });
 }
 
@@ -243,7 +290,8 @@ TEST(RingAttention, TwoRunsHaveTheSameBits) {
   for_rank_counts({1, 2, 3, 4, 8}, [&](Communicator& comm) {
     for (const auto& problems : {without, with}) {
       const Case c{200, 16, DType::f32, Device::cpu, problems};
-      const Shard first = run_shard(comm, c), second = run_shard(comm, c);
+      const Ring ring = make_ring(comm, 200, 16, "auto");
+      const Shard first = run_shard(ring, c), second = run_shard(ring, c);
       expect_same_gradients(first, second);
       for (const auto& [x, name] : {std::pair{&Shard::o, "o"}, {&Shard::lse, "lse"}, {&Shard::horizon, "horizon"}})
         EXPECT_TRUE(!(first.*x) || same_bits(first.*x, second.*x)) << name;
@@ -254,37 +302,49 @@ TEST(RingAttention, TwoRunsHaveTheSameBits) {
 /// z as a function of the position, as in TAPE's first layer.
 void make_z(const View& z, const View& position) {
   for (std::int64_t t = 0; t < z.dim(0); ++t)
-    for (std::int64_t e = 0; e < groups * depth; ++e)
-      z.as<float>()[t * groups * depth + e] = std::sin(0.1f * float(position.as<std::int64_t>()[t]) * float(e + 1));
+    for (std::int64_t e = 0; e < z.dim(1) * depth; ++e)  // the same for every head
+      z.as<float>()[t * z.dim(1) * depth + e] =
+          std::sin(0.1f * float(position.as<std::int64_t>()[t]) * float(e % depth + 1));
 }
 
 TEST(RingAttention, MadeZEqualsTravellingZ) {
   constexpr std::int64_t tokens = 100, tile = 16;
   for_rank_counts({1, 2, 3, 4, 8}, [&](Communicator& comm) {
-    const SequenceLayout layout = SequenceLayout::contiguous(tokens, comm.size(), tile);
-    const Ring ring{comm, layout, make_schedule("auto", layout)};
-    const std::int64_t begin = layout.chunks()[comm.rank()].begin, local = layout.local_tokens(comm.rank());
-    const auto make = [&](std::int64_t rows, std::int64_t width, std::uint64_t seed) {
-      return random_tensor({1, local, rows, width}, DType::f32, Device::cpu, seed + 10 * std::uint64_t(comm.rank()));
-    };
-    const Tensor q = make(heads, depth, 1), k = make(groups, depth, 2), v = make(groups, depth, 3);
-    const Tensor d_o = make(heads, 2 * depth, 4);
-    const Tensor row_index = index_rows(begin, begin + local, Device::cpu);
-    const View index = row_index.view().reshape({1, local});
-    const Tensor document = zeros_like(index), z({1, local, groups, depth}, DType::f32, Device::cpu);
-    make_z(z.view()[0], index[0]);
-    const AttentionSettings settings{TermKind::none, tile, true};
-    const RingInputs travelling{q, k, v, z, {}, {index, index, document}};
-    const RingInputs made{q, k, v, z, {}, {index, index, document}, make_z};
-    const RingSaved first = ring_attention_forward(ring, travelling, settings, nullptr);
-    const RingSaved second = ring_attention_forward(ring, made, settings, nullptr);
-    EXPECT_TRUE(same_bits(first.o, second.o));
-    EXPECT_TRUE(same_bits(first.lse, second.lse));
-    const Tensor dz = zeros_like(z), gradients[] = {zeros_like(q), zeros_like(k), zeros_like(v)},
-                 again[] = {zeros_like(q), zeros_like(k), zeros_like(v)};
-    ring_attention_backward(ring, {gradients[0], gradients[1], gradients[2], dz, {}}, travelling, first, d_o, settings);
-    ring_attention_backward(ring, {again[0], again[1], again[2], {}, {}}, made, second, d_o, settings);
-    for (int i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(gradients[i], again[i])) << i;
+    for (const auto& [schedule, head_ranks] : schedules_of(comm.size(), false)) {
+      SCOPED_TRACE(schedule);
+      const Ring ring = make_ring(comm, tokens, tile, schedule, head_ranks);
+      const std::vector<std::int64_t> own = ring.layout.local_index(comm.rank());
+      const std::int64_t local = std::ssize(own);
+      const auto make = [&](std::int64_t rows, std::int64_t width, std::uint64_t seed) {
+        return random_tensor({1, local, rows, width}, DType::f32, Device::cpu, seed + 10 * std::uint64_t(comm.rank()));
+      };
+      const Tensor q = make(heads, depth, 1), k = make(groups, depth, 2), v = make(groups, depth, 3);
+      const Tensor d_o = make(heads, 2 * depth, 4);
+      const Tensor index({1, local}, DType::i64, Device::cpu), document = zeros_like(index),
+                                                               z({1, local, groups, depth}, DType::f32, Device::cpu);
+      std::copy(own.begin(), own.end(), index.as<std::int64_t>());
+      make_z(z.view()[0], index.view()[0]);
+      AttentionSettings settings;
+      settings.tile = tile;
+      RingInputs travelling;
+      travelling.q = q;
+      travelling.k = k;
+      travelling.v = v;
+      travelling.z = z;
+      travelling.rows = {index, index, document};
+      RingInputs made = travelling;
+      made.make_z = make_z;
+      const RingSaved first = ring_attention_forward(ring, travelling, settings, nullptr);
+      const RingSaved second = ring_attention_forward(ring, made, settings, nullptr);
+      EXPECT_TRUE(same_bits(first.o, second.o));
+      EXPECT_TRUE(same_bits(first.lse, second.lse));
+      const Tensor dz = zeros_like(z), gradients[] = {zeros_like(q), zeros_like(k), zeros_like(v)},
+                   again[] = {zeros_like(q), zeros_like(k), zeros_like(v)};
+      ring_attention_backward(ring, {gradients[0], gradients[1], gradients[2], dz, {}, {}}, travelling, first, d_o,
+                              settings);
+      ring_attention_backward(ring, {again[0], again[1], again[2], {}, {}, {}}, made, second, d_o, settings);
+      for (int i = 0; i < 3; ++i) EXPECT_TRUE(same_bits(gradients[i], again[i])) << i;
+    }
   });
 }
 
@@ -292,37 +352,108 @@ TEST(RingAttention, StatsCountEveryTileOnce) {
   constexpr std::int64_t tokens = 16 * 9, tile = 16;
   const Case c{tokens, tile, DType::f64, Device::ref, make_problems(tokens, false, 160)};
   for_rank_counts({1, 2, 3, 4, 8}, [&](Communicator& comm) {
-    const SequenceLayout layout = SequenceLayout::contiguous(tokens, comm.size(), tile);
-    const Ring ring{comm, layout, make_schedule("auto", layout)};
-    const parallel::Chunk& chunk = layout.chunks()[comm.rank()];
-    const AttentionProblem& p = c.problems->front();
-    const auto local = [&](const Tensor& x) { return stacked(x, x, chunk.begin, chunk.end, c.type, c.device); };
-    const Tensor q = local(p.q), k = local(p.k), v = local(p.v), table = local(p.table);
-    const Tensor row_index = index_rows(0, tokens, c.device);
-    const Tensor index = stacked(row_index, row_index, chunk.begin, chunk.end, DType::i64, c.device),
-                 document = zeros_like(index);
-    kernels::AttentionStats stats;
-    ring_attention_forward(ring, {q, k, v, {}, table, {index, index, document}}, c.settings(), &stats);
-    EXPECT_EQ(comm.all_reduce(stats.tiles), batch * heads * 9 * 10 / 2);
-    EXPECT_EQ(comm.all_reduce(stats.gates), batch * heads * tokens * (tokens + 1) / 2);
-    EXPECT_EQ(comm.all_reduce(stats.saturated_tiles), 0);
+    for (const auto& [schedule, head_ranks] : schedules_of(comm.size(), true)) {
+      const Ring ring = make_ring(comm, tokens, tile, schedule, head_ranks);
+      const std::vector<std::int64_t> own = ring.layout.local_index(comm.rank());
+      const AttentionProblem& p = c.problems->front();
+      const auto local = [&](const Tensor& x) { return stacked(x, x, own, c.type, c.device); };
+      const Tensor q = local(p.q), k = local(p.k), v = local(p.v), table = local(p.table);
+      const Tensor row_index = index_rows(0, tokens, c.device);
+      const Tensor index = stacked(row_index, row_index, own, DType::i64, c.device), document = zeros_like(index);
+      RingInputs in;
+      in.q = q;
+      in.k = k;
+      in.v = v;
+      in.terms.table[0] = table;
+      in.rows = {index, index, document};
+      kernels::AttentionStats stats;
+      ring_attention_forward(ring, in, c.settings(), &stats);
+      EXPECT_EQ(comm.all_reduce(stats.tiles), batch * heads * 9 * 10 / 2) << schedule;
+      EXPECT_EQ(comm.all_reduce(stats.gates), batch * heads * tokens * (tokens + 1) / 2) << schedule;
+      EXPECT_EQ(comm.all_reduce(stats.saturated_tiles), 0) << schedule;
+    }
   });
 }
 
 TEST(RingAttention, WrongShardIsRefused) {
   const auto self = parallel::make_self_communicator();
-  const SequenceLayout layout = SequenceLayout::contiguous(32, 1, 16);
-  const Ring ring{*self, layout, make_schedule("auto", layout)};
-  const Tensor q({1, 16, 1, 8}, DType::f64, Device::ref), index({1, 16}, DType::i64, Device::ref);
-  EXPECT_THROW(
-      ring_attention_forward(ring, {q, q, q, {}, {}, {index, index, index}}, {TermKind::none, 16, true}, nullptr),
-      Error);
+  const Ring ring = make_ring(*self, 32, 16, "contiguous");
+  const Tensor q({1, 16, 2, 8}, DType::f64, Device::ref), index({1, 16}, DType::i64, Device::ref);
+  RingInputs in;
+  in.q = in.k = in.v = q;
+  in.rows = {index, index, index};
+  EXPECT_THROW(ring_attention_forward(ring, in, {}, nullptr), Error);
 }
 
-TEST(RingAttention, ChunkBytes) {
-  const parallel::ChunkBytes bytes = parallel::chunk_bytes(2, 100, 4, 64, true, DType::f32);
-  EXPECT_EQ(bytes.gradients, 2 * 100 * 4 * 64 * 3 * 4);
-  EXPECT_EQ(bytes.keys, bytes.gradients + 2 * 100 * 3 * 8);
+/// Counts what is sent.
+class CountingCommunicator : public Communicator {
+ public:
+  explicit CountingCommunicator(Communicator& inner) : inner_(inner) {}
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  std::string backend() const override { return inner_.backend(); }
+  std::unique_ptr<parallel::Pending> exchange(std::span<const parallel::Message> sends,
+                                              std::span<const parallel::Message> receives) override {
+    for (const parallel::Message& message : sends) bytes += message.data.bytes();
+    return inner_.exchange(sends, receives);
+  }
+  std::unique_ptr<Communicator> split(int color, int key) override { return inner_.split(color, key); }
+  [[noreturn]] void abort(ExitCode code, const std::string& reason) override {
+    inner_.abort(code, reason);
+    std::abort();
+  }
+  std::int64_t bytes = 0;
+
+ private:
+  Communicator& inner_;
+};
+
+/// What `plan` says a rank sends is what it sends.
+TEST(RingAttention, BytesSentAreAsPlanned) {
+  for_rank_counts({1, 2, 3, 4, 8}, [&](Communicator& comm) {
+    for (std::int64_t tokens : {33, 130})
+      for (bool cope : {false, true})
+        for (const auto& [schedule, head_ranks] : schedules_of(comm.size(), cope)) {
+          SCOPED_TRACE(fmt::format("{} S {} cope {}", schedule, tokens, cope));
+          const Case c{tokens, 4, DType::f32, Device::cpu, make_problems(tokens, true, cope ? 9 : 0)};
+          CountingCommunicator counting(comm);
+          const Ring ring = make_ring(counting, tokens, 4, schedule, head_ranks);
+          run_shard(ring, c);
+          const auto shape = [&](std::int64_t h, std::int64_t width) {
+            return View(nullptr, DType::f32, Device::cpu, {batch, ring.layout.local_tokens(comm.rank()), h, width});
+          };
+          RingInputs in;
+          in.q = shape(heads, depth);
+          in.k = in.v = in.z = shape(groups, depth);
+          if (cope) in.terms.table[0] = shape(heads, 9);
+          const View row(nullptr, DType::i64, Device::cpu, {batch, ring.layout.local_tokens(comm.rank())});
+          in.rows = {row, row, row};
+          const parallel::RingBytes planned = bytes_sent(ring.layout, ring.schedule, comm.rank(), in, c.settings());
+          EXPECT_EQ(counting.bytes, planned.forward + planned.backward);
+        }
+  });
+}
+
+/// Every length up to some beyond 8 W, at every tile: the right answer, none refused.
+TEST(RingAttention, EveryLength) {
+  for (std::int64_t tile : {1, 4, 64})
+    for (bool cope : {false, true}) {
+      std::vector<Case> cases;
+      std::vector<Shard> alone;
+      for (std::int64_t tokens = 1; tokens <= 8 * 8 + 3; ++tokens) {
+        cases.push_back({tokens, tile, DType::f64, Device::ref, make_problems(tokens, true, cope ? 9 : 0)});
+        alone.push_back(run_alone(cases.back()));
+      }
+      for_rank_counts({2, 3, 5, 8}, [&](Communicator& comm) {
+        for (std::size_t i = 0; i < cases.size() && cases[i].tokens <= 8 * comm.size() + 3; ++i)
+          for (const auto& [schedule, head_ranks] : schedules_of(comm.size(), cope)) {
+            SCOPED_TRACE(fmt::format("{} {} ranks {}", schedule, cases[i].text(), comm.size()));
+            const Shard part = run_shard(make_ring(comm, cases[i].tokens, tile, schedule, head_ranks), cases[i]);
+            expect_close_rows(alone[i], part, &Shard::o, 1e-12, "o");
+            expect_close_gradients(alone[i], part, 1e-12);
+          }
+      });
+    }
 }
 
 }  // namespace

@@ -1,5 +1,8 @@
 #include "tests/support/tiny_model.h"
 
+#include <algorithm>
+#include <numeric>
+
 #include "tests/support/tensors.h"
 
 namespace capstan::tests {
@@ -7,7 +10,31 @@ namespace capstan::tests {
 using kernels::DType;
 using kernels::Tensor;
 
-std::vector<std::string> tiny_kinds() { return {"none", "rope", "cope", "rope+cope", "tape"}; }
+std::vector<std::string> tiny_kinds() {
+  return {"none",   "learned", "rope", "xpos",      "cope+relative",
+          "t5",     "fire",    "cope", "rope+cope", "rope+hierarchical_cope",
+          "forget", "tape"};
+}
+
+std::string name_of_kind(const std::string& kind) {
+  std::string name = kind;
+  std::replace(name.begin(), name.end(), '+', '_');
+  return name;
+}
+
+framework::PositionConfig tiny_position() {
+  framework::PositionConfig position;
+  position.cope_positions = 6;  // P = 5: rows saturate within a dozen tokens
+  position.block_size = 4;
+  position.block_positions = 4;
+  position.relative_positions = 7;
+  position.t5_buckets = 8;
+  position.t5_distance = 20;
+  position.fire_width = 5;
+  position.fire_length = 9;
+  position.randomized_length = 600;
+  return position;
+}
 
 std::unique_ptr<framework::Model> tiny_model(const TinyShape& shape, std::uint64_t seed) {
   framework::ModelConfig config;
@@ -19,10 +46,10 @@ std::unique_ptr<framework::Model> tiny_model(const TinyShape& shape, std::uint64
   config.head_size = shape.head_size;
   config.vocabulary = shape.vocabulary;
   config.tied = shape.tied;
-  config.max_length = 64;
-  framework::PositionConfig position;
+  config.max_length = 300;
+  framework::PositionConfig position = shape.position;
   position.kind = shape.kind;
-  position.cope_positions = 6;  // P = 5: rows saturate within a dozen tokens
+  if (position.original_length == 0) position.original_length = 64;
   framework::resolve_sizes(config, position);
   auto model = std::make_unique<framework::Model>(config, position);
   model->parameters().allocate(
@@ -31,9 +58,13 @@ std::unique_ptr<framework::Model> tiny_model(const TinyShape& shape, std::uint64
   for (framework::Parameter& p : model->parameters().all()) {
     const double scale = p.shape.rank() == 1 ? 0.1 : 0.4;
     p.value.copy_from(random_tensor(p.shape, shape.type, shape.device, ++stream, scale));
-    if (p.init != framework::Init::one) continue;
+    if (p.init != framework::Init::one && p.init != framework::Init::given) continue;
     kernels::with_real(shape.type, [&](auto real) {
-      for (std::int64_t i = 0; i < p.value.elements(); ++i) p.value.as<decltype(real)>()[i] += 1;
+      using Real = decltype(real);
+      for (std::int64_t i = 0; i < p.value.elements(); ++i) {
+        Real& value = p.value.as<Real>()[i];
+        value = p.init == framework::Init::one ? 1 + value : Real(p.given[std::size_t(i)]) * (1 + value);
+      }
     });
   }
   return model;
@@ -67,8 +98,8 @@ framework::Batch tiny_batch(const parallel::SequenceLayout& layout, int rank, co
 }
 
 parallel::Ring tiny_ring(parallel::Communicator& comm, std::int64_t length, std::int64_t tile) {
-  const parallel::SequenceLayout layout = parallel::SequenceLayout::contiguous(length, comm.size(), tile);
-  return {comm, layout, parallel::contiguous_schedule(layout)};
+  parallel::RingPlan plan = parallel::plan_ring({"auto", comm.size(), 0, 2, length, std::lcm(tile, std::int64_t(4))});
+  return {comm, std::move(plan.layout), std::move(plan.schedule)};
 }
 
 LossAndGradients loss_and_gradients(framework::Model& model, const parallel::Ring& ring, const framework::Batch& batch,
@@ -78,7 +109,7 @@ LossAndGradients loss_and_gradients(framework::Model& model, const parallel::Rin
   LossAndGradients out;
   for (std::int64_t t = 0; t < pass.nll.view().elements(); ++t) out.loss += pass.nll.as<double>()[t];
   out.loss = ring.comm.all_reduce(out.loss);
-  model.backward(ring, batch, pass);
+  model.backward(batch, pass);
   Tensor sum = zeros_like(model.parameters().gradients());
   sum.view().copy_from(model.parameters().gradients());
   ring.comm.all_reduce(sum);

@@ -9,8 +9,12 @@
 
 namespace capstan::tests {
 
+/// Tables of a few rows, so that a dozen tokens reach their ends.
+framework::PositionConfig tiny_position();
+
 struct TinyShape {
   std::string kind = "rope";
+  framework::PositionConfig position = tiny_position();  ///< all but the kind
   bool tied = true;
   std::int64_t layers = 2, heads = 4, kv_heads = 2, head_size = 4, vocabulary = 13, tile = 4;
   kernels::Device device = kernels::Device::ref;
@@ -18,11 +22,14 @@ struct TinyShape {
   int ranks = 1;  ///< of the optimizer's shards
 };
 
-/// All parameters random, also those that begin at zero (CoPE's table, TAPE's alpha and W_d), so that every path is alive.
+/// All parameters random, also those that begin at zero (CoPE's table, TAPE's alpha and W_d), so that every path is alive; those
+/// with given values near these.
 std::unique_ptr<framework::Model> tiny_model(const TinyShape& shape, std::uint64_t seed = 1);
 
-/// The encodings that recipes of the main job use.
+/// A kind of every sort of term, state and rotation; conformance_test.cpp has them all.
 std::vector<std::string> tiny_kinds();
+/// A kind as part of a test's name.
+std::string name_of_kind(const std::string& kind);
 
 /// `sequences` random sequences of `length` tokens, this rank's shard. documents: lengths of packed documents (the last one
 /// takes the rest); empty: one document. Every seventh target counts nothing.
@@ -30,6 +37,7 @@ framework::Batch tiny_batch(const parallel::SequenceLayout& layout, int rank, co
                             std::int64_t sequences, const std::vector<std::int64_t>& documents = {},
                             std::uint64_t seed = 5);
 
+/// The ring of a model with blocks and kv heads such as the tiny ones'.
 parallel::Ring tiny_ring(parallel::Communicator& comm, std::int64_t length, std::int64_t tile);
 
 /// Sum of nll over all ranks, after forward and backward; gradients summed over the ranks too.

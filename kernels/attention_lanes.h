@@ -1,0 +1,176 @@
+#pragma once
+// What the f32 SIMD attention tile is made of: rows of a query tile side by side in L lanes, W of them in one register,
+// and the products between keys and lanes. Arrays named x_t are transposed: [entry][lane].
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "kernels/simd_math.h"
+#include "kernels/tensor.h"
+#include "kernels/tile_mask.h"
+
+namespace capstan::kernels::cpu {
+
+using Floats = std::vector<float>;
+
+/// W floats or ints in one register, written by hand where gcc would not find them itself. W fits the instruction set:
+/// gcc keeps wider ones in memory, twenty times slower.
+template <int W> struct Register;
+template <> struct Register<16> {
+  using Real = float __attribute__((vector_size(64), aligned(4), may_alias));
+  using Int = std::int32_t __attribute__((vector_size(64), aligned(4), may_alias));
+};
+template <> struct Register<8> {
+  using Real = float __attribute__((vector_size(32), aligned(4), may_alias));
+  using Int = std::int32_t __attribute__((vector_size(32), aligned(4), may_alias));
+};
+template <> struct Register<4> {
+  using Real = float __attribute__((vector_size(16), aligned(4), may_alias));
+  using Int = std::int32_t __attribute__((vector_size(16), aligned(4), may_alias));
+};
+template <int W> using Reals = typename Register<W>::Real;
+template <int W> using Ints = typename Register<W>::Int;
+
+template <int W> [[gnu::always_inline]] inline Reals<W>& lanes(float* x) { return *reinterpret_cast<Reals<W>*>(x); }
+template <int W> [[gnu::always_inline]] inline const Reals<W>& lanes(const float* x) {
+  return *reinterpret_cast<const Reals<W>*>(x);
+}
+
+/// A masked logit: far below any maximum, also below the one of a row that has seen no key (-1e30), so that its weight
+/// is exactly 0.
+constexpr float masked = -2e30f;
+
+/// Columns as the micro-kernels want them: 8, or a multiple of 16.
+inline std::int64_t padded(std::int64_t columns) { return columns <= 8 ? 8 : (columns + 15) / 16 * 16; }
+
+// ---- micro-kernels --------------------------------------------------------------------------------------------------
+
+/// c[r][lane] (+)= Σ_k a[r·row_step + k·depth_step] x[k][lane] for four rows: one chain of multiply-adds per result, in
+/// the order of k.
+template <int L, int W>
+[[gnu::always_inline]] inline void lanes_block(float* c, const float* a, std::int64_t row_step, std::int64_t depth_step,
+                                               const float* x, std::int64_t depth, bool accumulate) {
+  constexpr int R = 4, N = std::min(L / W, W == 16 ? 4 : 2);  // R · N sums stay in registers: there are 32, else 16
+  for (int first = 0; first < L; first += N * W) {
+    Reals<W> sum[R][N];
+    for (int r = 0; r < R; ++r)
+      for (int n = 0; n < N; ++n) sum[r][n] = accumulate ? lanes<W>(c + r * L + first + n * W) : Reals<W>{};
+    for (std::int64_t k = 0; k < depth; ++k) {
+      Reals<W> b[N];
+      for (int n = 0; n < N; ++n) b[n] = lanes<W>(x + k * L + first + n * W);
+      for (int r = 0; r < R; ++r)
+        for (int n = 0; n < N; ++n) sum[r][n] += a[r * row_step + k * depth_step] * b[n];
+    }
+    for (int r = 0; r < R; ++r)
+      for (int n = 0; n < N; ++n) lanes<W>(c + r * L + first + n * W) = sum[r][n];
+  }
+}
+
+/// All rows, four at a time: the last rows of an unfinished four are computed too, from whatever the arrays hold there.
+template <int L, int W>
+[[gnu::always_inline]] inline void lanes_product(float* c, const float* a, std::int64_t row_step,
+                                                 std::int64_t depth_step, const float* x, std::int64_t rows,
+                                                 std::int64_t depth, bool accumulate) {
+  for (std::int64_t r = 0; r < rows; r += 4)
+    lanes_block<L, W>(c + r * L, a + r * row_step, row_step, depth_step, x, depth, accumulate);
+}
+
+/// c[j][column] = Σ_lane p[j][lane] b[lane][column] for eight keys.
+template <int L, int W>
+[[gnu::always_inline]] inline void keys_block(float* c, const float* p, const float* b, std::int64_t columns) {
+  constexpr int R = 8;
+  for (std::int64_t column = 0; column < columns; column += W) {
+    Reals<W> sum[R] = {};
+    for (int lane = 0; lane < L; ++lane) {
+      const Reals<W> row = lanes<W>(b + lane * columns + column);
+      for (int r = 0; r < R; ++r) sum[r] += p[r * L + lane] * row;
+    }
+    for (int r = 0; r < R; ++r) lanes<W>(c + r * columns + column) = sum[r];
+  }
+}
+
+/// All keys, eight at a time, with the same remark.
+template <int L, int W>
+[[gnu::always_inline]] inline void keys_product(float* c, const float* p, const float* b, std::int64_t keys,
+                                                std::int64_t columns) {
+  for (std::int64_t j = 0; j < keys; j += 8) {
+    if (columns == 8) keys_block<L, std::min(W, 8)>(c + j * columns, p + j * L, b, columns);
+    else keys_block<L, W>(c + j * columns, p + j * L, b, columns);
+  }
+}
+
+/// Σ over lanes of x, by a fixed tree.
+template <int L> [[gnu::always_inline]] inline float sum_of_lanes(const float* x) {
+  float sum[L];
+  for (int lane = 0; lane < L; ++lane) sum[lane] = x[lane];
+  for (int width = L / 2; width > 0; width /= 2)
+    for (int lane = 0; lane < width; ++lane) sum[lane] += sum[lane + width];
+  return sum[0];
+}
+
+// ---- between tensors and lanes --------------------------------------------------------------------------------------
+
+/// Rows [begin, begin + rows) of x [T, heads, columns], one head, into lanes (and row major if `also` is given), times
+/// factor.
+inline void gather_rows(float* x_t, float* also, const View& x, std::int64_t begin, std::int64_t rows,
+                        std::int64_t head, std::int64_t columns_p, int lane_count, float factor) {
+  const std::int64_t heads = x.dim(1), columns = x.dim(2);
+  for (std::int64_t lane = 0; lane < lane_count; ++lane) {
+    const float* source = lane < rows ? x.as<float>() + ((begin + lane) * heads + head) * columns : nullptr;
+    for (std::int64_t d = 0; d < columns_p; ++d) {
+      const float value = source && d < columns ? source[d] * factor : 0.0f;
+      x_t[d * lane_count + lane] = value;
+      if (also) also[lane * columns_p + d] = value;
+    }
+  }
+}
+
+/// A row table [T, heads, P + 1], with entry P once more behind it: the interpolation at P reads it with weight 0.
+inline void gather_table(Floats& table_t, const View& table, std::int64_t begin, std::int64_t rows, std::int64_t head,
+                         int lane_count) {
+  const std::int64_t columns = table.dim(2);
+  gather_rows(table_t.data(), nullptr, table, begin, rows, head, columns, lane_count, 1);
+  std::copy_n(&table_t[(columns - 1) * lane_count], lane_count, &table_t[columns * lane_count]);
+}
+
+/// The adjoint place: x[row, head, :] = or += factor · x_t[:, lane].
+inline void scatter_rows(const View& x, const float* x_t, std::int64_t begin, std::int64_t rows, std::int64_t head,
+                         int lane_count, float factor, Into into) {
+  const std::int64_t heads = x.dim(1), columns = x.dim(2);
+  for (std::int64_t lane = 0; lane < rows; ++lane) {
+    float* target = x.as<float>() + ((begin + lane) * heads + head) * columns;
+    for (std::int64_t d = 0; d < columns; ++d)
+      target[d] = (into == Into::add ? target[d] : 0.0f) + factor * x_t[d * lane_count + lane];
+  }
+}
+
+/// True if some lane of a is not that of b.
+template <int W> [[gnu::always_inline]] inline bool any_differs(const Ints<W>& a, const Ints<W>& b) {
+  const Ints<W> moved = a ^ b;
+  std::int64_t words[W / 2], any = 0;
+  std::memcpy(words, &moved, sizeof words);
+  for (std::int64_t word : words) any |= word;
+  return any != 0;
+}
+
+// ---- masks ----------------------------------------------------------------------------------------------------------
+
+/// Sets x [keys][lane] to `value` where the lane's word has no bit for the key. Lanes beyond the rows have the word 0.
+template <int L>
+[[gnu::always_inline]] inline void keep_where(const std::uint64_t* word, float* x, std::int64_t keys, float value) {
+  for (std::int64_t j = 0; j < keys; ++j) {
+    std::int32_t keep[L];
+    for (int lane = 0; lane < L; ++lane) keep[lane] = std::int32_t(word[lane] >> j & 1);
+    for (int lane = 0; lane < L; ++lane) x[j * L + lane] = keep[lane] ? x[j * L + lane] : value;
+  }
+}
+
+/// Sets what rows must not see to `value`.
+template <int L> [[gnu::always_inline]] inline void apply_mask(float* x, const TilePair& tile, float value) {
+  if (tile.mask.all && tile.rows == L) return;
+  keep_where<L>(tile.mask.allowed.data(), x, tile.keys, value);
+}
+
+}  // namespace capstan::kernels::cpu

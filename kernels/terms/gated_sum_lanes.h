@@ -1,0 +1,207 @@
+#pragma once
+// A gated sum across lanes: kernels/terms/gated_sum.h in the same order of operations.
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/attention_lanes.h"
+#include "kernels/terms/gated_sum.h"
+#include "kernels/terms/interpolation_lanes.h"
+
+namespace capstan::kernels::cpu {
+
+/// One gated sum of a call, with scratch for one (query tile, head) and for the tile at hand.
+struct GatedLanes {
+  int which;
+  GateRule rule;
+  const QueryChunk& queries;
+  const KeyChunk& keys;
+  std::int64_t last, depth_p;
+  bool separate;                                 ///< gates have scores of their own, else those of q and k
+  Floats table_t, dtable_t;                      ///< [P + 2][lane]
+  Floats gate_grad;                              ///< [lane]
+  std::vector<std::int64_t> carry;               ///< [lane]
+  Floats q_t, q_rows, dq_t;                      ///< separate: gate_q, times s
+  Floats k_tile, u, key_sum;                     ///< separate: rows of gate_k, one per key with a gate, and u or du
+  Floats open, place, slope;                     ///< [keys][lane]: σ(u) where there is a gate, else 0; positions
+  std::vector<std::int64_t> gate_key, gate_row;  ///< separate: keys of the tile with a gate, and their rows of gate_k
+  terms::TileGates gates{};
+  terms::TilePath path;
+  std::array<float, largest_tile> total{}, flat_place{};  ///< [lane]: the tile's gate sum; position in a flat tile
+
+  GatedLanes(int which_in, const GateRule& rule_in, const QueryChunk& queries_in, const KeyChunk& keys_in,
+             int lane_count)
+      : which(which_in), rule(rule_in), queries(queries_in), keys(keys_in), last(queries.terms.table[which].dim(2) - 1),
+        depth_p(padded(queries.q.dim(2))), separate(queries.terms.gate_q[which] || keys.terms.gate_k[which]) {
+    for (Floats* x : {&table_t, &dtable_t}) x->resize((last + 2) * lane_count);
+    gate_grad.resize(lane_count);
+    carry.resize(lane_count);
+    for (Floats* x : {&open, &place, &slope}) x->resize(largest_tile * lane_count);
+    if (!separate) return;
+    for (Floats* x : {&q_t, &q_rows, &dq_t}) x->resize(depth_p * lane_count);
+    for (Floats* x : {&k_tile, &key_sum}) x->resize(largest_tile * depth_p);
+    u.resize(largest_tile * lane_count);
+  }
+
+  const View& gate_q() const { return queries.terms.gate_q[which] ? queries.terms.gate_q[which] : queries.q; }
+  const View& gate_k() const { return keys.terms.gate_k[which] ? keys.terms.gate_k[which] : keys.k; }
+  bool evaluated() const { return path.summed || !path.flat; }  ///< some gate was computed
+
+  /// Everything of a query tile and head but the carried state.
+  void begin_head(std::int64_t begin, std::int64_t rows, std::int64_t head, int lane_count, float scale) {
+    gather_table(table_t, queries.terms.table[which], begin, rows, head, lane_count);
+    std::fill(dtable_t.begin(), dtable_t.end(), 0.0f);
+    if (!separate) return;
+    gather_rows(q_t.data(), q_rows.data(), gate_q(), begin, rows, head, depth_p, lane_count, scale);
+    std::fill(dq_t.begin(), dq_t.end(), 0.0f);
+  }
+
+  void find_gates(const TilePair& tile) {
+    terms::find_gates(gates, rule, tile, queries.index.as<std::int64_t>(), keys.index.as<std::int64_t>());
+  }
+  bool saturated(const TilePair& tile) const {
+    for (std::int64_t lane = 0; lane < tile.rows; ++lane)
+      if (tile.mask.allowed[lane] && !terms::saturated<float>(carry[lane], last)) return false;
+    return true;
+  }
+
+  /// Rows of gate_k for the tile's keys that may have a gate.
+  void load_gate_keys(const TilePair& tile, std::int64_t head) {
+    const std::int64_t groups = keys.k.dim(1), depth = keys.k.dim(2), group = head / (queries.q.dim(1) / groups);
+    gate_key.clear();
+    gate_row.clear();
+    for (std::int64_t j = 0; j < tile.keys; ++j) {
+      if (!(gates.keys >> j & 1)) continue;
+      const std::int64_t key = tile.key_begin + j;
+      gate_row.push_back(rule.gates == Gates::block_ends ? key / rule.block : key);  // chunks begin with a block
+      std::memcpy(&k_tile[std::ssize(gate_key) * depth_p],
+                  gate_k().as<float>() + (gate_row.back() * groups + group) * depth,
+                  std::size_t(depth) * sizeof(float));
+      gate_key.push_back(j);
+    }
+  }
+};
+
+/// u [keys with a gate][lane]; `scores` are s q·k.
+template <int L, int W>
+[[gnu::always_inline]] inline const float* gate_logits(GatedLanes& g, const float* scores, const TilePair& tile,
+                                                       std::int64_t head) {
+  if (!g.separate) return scores;
+  g.load_gate_keys(tile, head);
+  lanes_product<L, W>(g.u.data(), g.k_tile.data(), g.depth_p, 1, g.q_t.data(), std::ssize(g.gate_key), g.depth_p,
+                      false);
+  return g.u.data();
+}
+
+/// `open` of every key, and per key in `place` the sum of the tile's gates from there to its near end; total: of all.
+template <int L, int W>
+[[gnu::always_inline]] inline void sum_gates(GatedLanes& g, const float* u, const TilePair& tile) {
+  float *open = g.open.data(), *place = g.place.data();
+  if (g.rule.gates == Gates::tokens) {
+    for (std::int64_t j = 0; j < tile.keys; ++j)
+      for (int lane = 0; lane < L; ++lane) open[j * L + lane] = fast_sigmoid(u[j * L + lane]);
+  } else {
+    std::fill_n(open, tile.keys * L, 0.0f);
+    for (std::int64_t n = 0; n < std::ssize(g.gate_key); ++n)
+      for (int lane = 0; lane < L; ++lane) open[g.gate_key[n] * L + lane] = fast_sigmoid(u[n * L + lane]);
+  }
+  const bool everywhere = g.gates.all && tile.rows == L;
+  if (!everywhere) keep_where<L>(g.gates.has.data(), open, tile.keys, 0.0f);
+  const float* gate = open;
+  if (g.rule.floor > 0) {
+    const float floor = float(g.rule.floor);
+    for (std::int64_t j = 0; j < tile.keys; ++j)
+      for (int lane = 0; lane < L; ++lane) place[j * L + lane] = floor + (1 - floor) * open[j * L + lane];
+    if (!everywhere) keep_where<L>(g.gates.has.data(), place, tile.keys, 0.0f);
+    gate = place;
+  }
+  for (int n = 0; n < L; n += W) {
+    Reals<W> running = {};
+    for (std::int64_t j = tile.keys - 1; j >= 0; --j) {
+      running += lanes<W>(gate + j * L + n);
+      lanes<W>(place + j * L + n) = running;
+    }
+    lanes<W>(&g.total[n]) = running;
+  }
+}
+
+/// The one gate of a flat tile, that of its last key: `open` of it alone, and total.
+template <int L> [[gnu::always_inline]] inline void one_gate(GatedLanes& g, const float* u, const TilePair& tile) {
+  const float floor = float(g.rule.floor);
+  for (int lane = 0; lane < L; ++lane) {
+    const bool has = g.gates.has[lane] >> (tile.keys - 1) & 1;
+    const float sigma = fast_sigmoid(u[lane]);
+    g.open[lane] = has ? sigma : 0.0f;
+    g.total[lane] = has ? floor + (1 - floor) * sigma : 0.0f;
+  }
+}
+
+/// Gates of the tile as its path asks for them.
+template <int L, int W>
+[[gnu::always_inline]] inline void read_gates(GatedLanes& g, const float* scores, const TilePair& tile,
+                                              std::int64_t head) {
+  if (g.path.flat) g.total.fill(0);
+  if (!g.evaluated()) return;
+  const float* u = gate_logits<L, W>(g, scores, tile, head);
+  if (g.path.flat) one_gate<L>(g, u, tile);
+  else sum_gates<L, W>(g, u, tile);
+}
+
+/// After read_gates, with the carry on entry of the tile: logit += interp(table, min(P, carry + sum so far)).
+template <int L, int W>
+[[gnu::always_inline]] inline void add_gated_bias(GatedLanes& g, float* logit, const TilePair& tile) {
+  float carry[L];
+  for (int lane = 0; lane < L; ++lane) carry[lane] = terms::carry_value<float>(g.carry[lane], g.last);
+  if (!g.path.flat)
+    return add_interpolated<L, W>(logit, g.place.data(), g.slope.data(), g.table_t.data(), g.last, carry, tile.keys);
+  const float last = float(g.last);
+  for (int lane = 0; lane < L; ++lane) {
+    const float free = carry[lane] + g.total[lane];
+    g.flat_place[lane] = free < last ? free : last;
+  }
+  add_row_constant<L, W>(logit, g.flat_place.data(), g.table_t.data(), tile.keys);
+}
+
+/// d_u += dg/du X of one key: dg/du = (1 - floor) σ (1 - σ).
+template <int W>
+[[gnu::always_inline]] inline void gate_backward(float* d_u, const float* open, const Reals<W>& gate_grad, float rise) {
+  const Reals<W> sigma = lanes<W>(open);
+  lanes<W>(d_u) += sigma * (1 - sigma) * (rise * gate_grad);
+}
+
+/// d_logit (of biased logits) → d_u [keys][lane], adds to, maybe the same memory; far → near; dtable and gate_grad as
+/// in terms::positions_backward.
+template <int L, int W>
+[[gnu::always_inline]] inline void positions_backward(GatedLanes& g, float* d_u, const float* d_logit,
+                                                      const TilePair& tile) {
+  const float rise = 1 - float(g.rule.floor);
+  if (g.path.flat) {
+    row_constant_backward<L, W>(g.dtable_t.data(), g.gate_grad.data(), d_logit, g.flat_place.data(), g.table_t.data(),
+                                tile.keys);
+    for (int n = 0; g.path.summed && n < L; n += W)
+      gate_backward<W>(d_u + (tile.keys - 1) * L + n, &g.open[n], lanes<W>(&g.gate_grad[n]), rise);
+    return;
+  }
+  for (int n = 0; n < L; n += W) {
+    Reals<W> gate_grad = lanes<W>(&g.gate_grad[n]);
+    interpolated_backward<L, W>(
+        &g.dtable_t[n], d_logit + n, &g.place[n],
+        tile.keys, [&](std::int64_t at, const Reals<W>& d) __attribute__((always_inline)) {
+          gate_grad += d * lanes<W>(&g.slope[at + n]);
+          gate_backward<W>(d_u + at + n, &g.open[at + n], gate_grad, rise);
+        });
+    lanes<W>(&g.gate_grad[n]) = gate_grad;
+  }
+}
+
+/// Separate gates: d_u of gate keys → dq_t (s when stored) and key_sum [keys with a gate, depth_p] = Σ_lane d_u s
+/// gate_q.
+template <int L, int W> [[gnu::always_inline]] inline void gate_scores_backward(GatedLanes& g, const float* d_u) {
+  const std::int64_t count = std::ssize(g.gate_key);
+  for (std::int64_t n = 0; n < count; ++n) std::copy_n(d_u + g.gate_key[n] * L, L, &g.u[n * L]);
+  lanes_product<L, W>(g.dq_t.data(), g.k_tile.data(), 1, g.depth_p, g.u.data(), g.depth_p, count, true);
+  keys_product<L, W>(g.key_sum.data(), g.u.data(), g.q_rows.data(), count, g.depth_p);
+}
+
+}  // namespace capstan::kernels::cpu

@@ -1,0 +1,67 @@
+#pragma once
+// The conformance matrix: every encoding under every schedule against the dense oracle (oracle_model.h), in f64.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/support/oracle_model.h"
+#include "tests/support/tiny_model.h"
+
+namespace capstan::tests {
+
+/// A row of the matrix: a kind with options of its own.
+struct EncodingCase {
+  std::string name, kind;
+  std::function<void(framework::PositionConfig&)> set = [](framework::PositionConfig&) {};
+};
+const std::vector<EncodingCase>& encoding_cases();
+
+/// A column: a schedule, and for ulysses how many ranks split the heads (0: all).
+struct ScheduleCase {
+  std::string name, schedule;
+  int heads = 0;
+};
+const std::vector<ScheduleCase>& schedule_cases();
+
+/// One cell and how it is run.
+struct Cell {
+  int encoding = 0, schedule = 0, ranks = 1;
+  bool packed = false, grouped = false;  ///< several documents; fewer kv heads than query heads
+  framework::Keep keep = framework::Keep::everything;
+  std::int64_t tile = 4;
+  std::string text() const;
+};
+
+/// Why the cell cannot run; empty if it does. As the recipe's check says it.
+std::string refusal_of(const Cell& cell);
+
+/// Cells of the full matrix, refused ones included.
+std::vector<Cell> all_cells();
+/// Cells that hold every pair of values of two factors that runs at all.
+std::vector<Cell> covering_cells();
+
+/// Runs a cell on the ranks of `comm` and compares with the oracle, whose results are kept between calls: loss and each token's
+/// NLL, TAPE's states, the gradient of every parameter and of the residual stream. Returns the worst relative error by name.
+struct WorstOfCell {
+  double error = 0;
+  std::string name;
+};
+class Conformance {
+ public:
+  /// packed: documents of 7, 3, 1 and the rest.
+  explicit Conformance(std::int64_t tokens) : tokens_(tokens) {}
+  /// Evaluates the oracle of the cell; before the ranks run.
+  void prepare(const Cell& cell);
+  WorstOfCell run(parallel::Communicator& comm, const Cell& cell) const;
+
+ private:
+  TinyShape shape_of(const Cell& cell) const;
+  std::string key_of(const Cell& cell) const;
+  std::vector<std::int64_t> documents_of(const Cell& cell) const;
+
+  std::int64_t tokens_;
+  std::map<std::string, OracleResult> results_;
+};
+
+}  // namespace capstan::tests
