@@ -40,14 +40,14 @@ struct ClaimName {
   const char* text;
 };
 constexpr std::array claim_names{
-    ClaimName{&Claims::rotation, "turns queries and keys"},
-    ClaimName{&Claims::state, "carries a state"},
-    ClaimName{&Claims::gates, "sums gates"},
-    ClaimName{&Claims::offset, "adds offsets"},
-    ClaimName{&Claims::relative, "has logits by distance"},
-    ClaimName{&Claims::distance, "has a bias by distance"},
-    ClaimName{&Claims::function, "has a function of distance"},
-    ClaimName{&Claims::positions, "places the positions"},
+    ClaimName{&Claims::rotation, "a rotation of queries and keys"},
+    ClaimName{&Claims::state, "a state"},
+    ClaimName{&Claims::gates, "a sum of gates"},
+    ClaimName{&Claims::offset, "offsets"},
+    ClaimName{&Claims::relative, "logits by distance"},
+    ClaimName{&Claims::distance, "a bias by distance"},
+    ClaimName{&Claims::function, "a function of distance"},
+    ClaimName{&Claims::positions, "a placing of positions"},
 };
 
 Claims operator|(Claims a, const Claims& b) {
@@ -187,7 +187,7 @@ void check_parts(const Parts& parts, const std::string& kind) {
     const Claims one = part->claims();
     for (const ClaimName& c : claim_names)
       if (all.*c.claim && one.*c.claim)
-        fail(ExitCode::config, "position.kind = {}: two of its parts are such as {}; only one may", kind, c.text);
+        fail(ExitCode::config, "position.kind = {}: two of its parts have what only one may: {}", kind, c.text);
     all = all | one;
   }
   const std::vector<std::string> names = names_of(kind);

@@ -30,7 +30,7 @@ struct Problem {
   float scale;
   Floats q_t, q_rows, o_t, do_rows;                         // per row
   Floats k_tile, u_tile, logit, d_logit, d_score, key_sum;  // per tile
-  std::vector<float> m, l, delta;
+  Floats m, l, delta;
   std::vector<GatedLanes> sums;  ///< those that are present
   OffsetLanes offset;
   DistanceLanes distance;
@@ -81,14 +81,15 @@ void load_keys(Problem& p, const TilePair& tile, std::int64_t head, bool values)
   }
 }
 
-/// sum [keys, padded] added to `target` [T, G, D] from column `from`; key j of the sum is row first + j, or row[j].
-void add_to_keys(const Problem& p, const View& target, const float* sum, std::int64_t keys, std::int64_t first,
-                 const std::int64_t* row, std::int64_t head, std::int64_t from, std::int64_t padded_columns) {
-  float* out = target.as<float>() + p.group(head) * p.depth;
-  for (std::int64_t j = 0; j < keys; ++j) {
-    float* key = out + (row ? row[j] : first + j) * p.groups * p.depth;
-    for (std::int64_t d = 0; d < p.depth; ++d) key[d] += sum[j * padded_columns + from + d];
-  }
+/// sum [keys, padded_columns] from column `from` added to rows row_of(j) of `target` [T, G, D].
+template <class RowOf>
+[[gnu::always_inline]] inline void add_to_keys(const Problem& p, const View& target, const Floats& sum,
+                                               std::int64_t keys, const RowOf& row_of, std::int64_t head,
+                                               std::int64_t from, std::int64_t padded_columns) {
+  const std::int64_t depth = p.depth, stride = p.groups * depth;
+  float* out = target.as<float>() + p.group(head) * depth;
+  for (std::int64_t j = 0; j < keys; ++j)
+    for (std::int64_t d = 0; d < depth; ++d) out[row_of(j) * stride + d] += sum[j * padded_columns + from + d];
 }
 
 /// What a query tile and head need of the terms, in either direction.
@@ -199,7 +200,11 @@ template <int L, int W>
   if (!g.evaluated()) return;
   gate_scores_backward<L, W>(g, d_u);
   const View& dk = p.keys.terms.gate_k[g.which] ? out.keys.gate_k[g.which] : out.dk;
-  if (dk) add_to_keys(p, dk, g.key_sum.data(), std::ssize(g.gate_row), 0, g.gate_row.data(), head, 0, p.depth_p);
+  if (dk)
+    add_to_keys(
+        p, dk, g.key_sum,
+        std::ssize(g.gate_row), [&](std::int64_t j) __attribute__((always_inline)) { return g.gate_row[j]; }, head, 0,
+        p.depth_p);
 }
 
 /// From d_logit in p.d_logit; returns the gradient of the scores s q·k, which gates of q and k join.
@@ -321,8 +326,11 @@ template <int L, int W>
   weights_backward<L, W>(p, tile, do_t);
   // dU += A dO
   keys_product<L, W>(p.key_sum.data(), p.logit.data(), p.do_rows.data(), tile.keys, p.columns_p);
-  const auto add_sum = [&](const View& target, std::int64_t from, std::int64_t padded_columns) {
-    add_to_keys(p, target, p.key_sum.data(), tile.keys, tile.key_begin, nullptr, head, from, padded_columns);
+  const std::int64_t first = tile.key_begin;
+  const auto row_of = [first](std::int64_t j) __attribute__((always_inline)) { return first + j; };
+  const auto add_sum = [&](const View& target, std::int64_t from, std::int64_t padded_columns)
+      __attribute__((always_inline)) {
+    add_to_keys(p, target, p.key_sum, tile.keys, row_of, head, from, padded_columns);
   };
   add_sum(out.dv, 0, p.columns_p);
   if (out.dz) add_sum(out.dz, p.depth, p.columns_p);

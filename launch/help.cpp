@@ -128,7 +128,10 @@ std::string encodings_table() {
         fmt::format("| `{}`{} | {} | {} |", row.kind,
                     row.option.empty() ? "" : fmt::format(", `{} = {}`", row.option, row.value), row.what, row.source);
     for (const std::string& schedule : schedules) {
-      const std::string reason = framework::refuse_pair(recipe.position, schedule);
+      std::string reason = framework::refuse_pair(recipe.position, schedule);
+      const std::string own = "position.kind = " + row.kind;  // one note serves all rows
+      if (const std::size_t at = reason.find(own); at != std::string::npos)
+        reason.replace(at, own.size(), "this encoding");
       result += reason.empty() ? " runs |" : fmt::format(" {} |", notes.mark(reason));
     }
     result += "\n";

@@ -21,11 +21,13 @@ Cope::Cope(const PositionConfig& position, const EncodingShape& shape)
 double Cope::factor() const { return position_.cope_scaled ? 1 / std::sqrt(double(shape_.head_size)) : 1; }
 
 void Cope::declare(Parameters& parameters) {
-  if (position_.cope_table == "learned") table_.declare(parameters, shape_);
+  if (position_.cope_table == "learned") table_.declare(parameters, shape_, position_.cope_every);
   if (position_.cope_gate != "separate") return;
   for (std::int64_t layer = 0; layer < shape_.layers; ++layer)
-    gate_keys_.push_back(&parameters.declare(fmt::format("model.layers.{}.position.gate_keys", layer),
-                                             {shape_.kv_heads * shape_.head_size, shape_.width}, Init::normal));
+    gate_keys_.push_back(is_on(int(layer))
+                             ? &parameters.declare(fmt::format("model.layers.{}.position.gate_keys", layer),
+                                                   {shape_.kv_heads * shape_.head_size, shape_.width}, Init::normal)
+                             : nullptr);
 }
 
 namespace {

@@ -27,7 +27,7 @@ class Cope : public Encoding {
 
  private:
   RowTable table_;
-  std::vector<Parameter*> gate_keys_;  // per layer [G D, C]; cope_gate = separate
+  std::vector<Parameter*> gate_keys_;  // per layer [G D, C], null where it has no CoPE; cope_gate = separate
 };
 
 }  // namespace capstan::framework

@@ -1,5 +1,6 @@
 // FIRE (Li et al., arXiv 2310.04418, eq. 2): a network of one hidden layer maps the logarithmic, progressively normalised
-// distance to a bias per head (kernels/score_terms.h: FireTerm). Each layer has its own network, c and threshold L.
+// distance to a bias per head (kernels/score_terms.h: FireTerm). Each layer has its own network, c and threshold L. The
+// network's output bias is left out: it would add one number to all logits of a row, which softmax takes away.
 
 #include "framework/encoding.h"
 
@@ -8,9 +9,9 @@ namespace capstan::framework {
 namespace {
 
 struct LayerParameters {
-  Parameter *in, *in_bias;    // [R]
-  Parameter *out, *out_bias;  // [H, R], [H]
-  Parameter* scale;           // [2]: c, L
+  Parameter *in, *in_bias;  // [R]
+  Parameter* out;           // [H, R]
+  Parameter* scale;         // [2]: c, L
 };
 
 class Fire : public Encoding {
@@ -26,15 +27,20 @@ class Fire : public Encoding {
         return &parameters.declare(fmt::format("model.layers.{}.position.{}", layer, name), extents, init);
       };
       layers_.push_back({own("fire_in", {width_}, Init::normal), own("fire_in_bias", {width_}, Init::normal),
-                         own("fire_out", {shape_.heads, width_}, Init::normal),
-                         own("fire_out_bias", {shape_.heads}, Init::zero), own("fire_scale", {2}, Init::given)});
+                         own("fire_out", {shape_.heads, width_}, Init::normal), own("fire_scale", {2}, Init::given)});
       layers_.back().scale->given = {0.1, double(length_)};
     }
   }
 
+  void begin(const TokenRows&, std::int64_t, Device device, DType type) override {
+    no_bias_ = Tensor({shape_.heads}, type, device);
+  }
+
   Terms terms(int layer) const override {
     Terms terms;
-    if (layer < std::ssize(layers_)) terms.shared.fire = of(layer, &Parameter::value);
+    if (layer >= std::ssize(layers_)) return terms;
+    terms.shared.fire = of(layer, &Parameter::value);
+    if (no_bias_) terms.shared.fire.out_bias = no_bias_;
     return terms;
   }
   kernels::SharedTerms shared_gradients(int layer) const override {
@@ -46,12 +52,13 @@ class Fire : public Encoding {
  private:
   kernels::FireTerm of(int layer, View Parameter::*view) const {
     const LayerParameters& p = layers_[std::size_t(layer)];
-    return {p.in->*view, p.in_bias->*view, p.out->*view, p.out_bias->*view, p.scale->*view};
+    return {p.in->*view, p.in_bias->*view, p.out->*view, View(), p.scale->*view};
   }
 
   std::int64_t width_, length_;
   EncodingShape shape_;
   std::vector<LayerParameters> layers_;
+  Tensor no_bias_;  // [H] zeros
 };
 
 }  // namespace

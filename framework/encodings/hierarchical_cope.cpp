@@ -25,10 +25,14 @@ class HierarchicalCope : public Cope {
 
   void declare(Parameters& parameters) override {
     Cope::declare(parameters);
-    block_table_.declare(parameters, shape_);
+    block_table_.declare(parameters, shape_, position_.cope_every);
     for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
       const std::string prefix = fmt::format("model.layers.{}.position.", layer);
-      if (by_query_) {
+      if (!is_on(int(layer))) {
+        weights_.push_back(nullptr);
+        biases_.push_back(nullptr);
+      } else if (by_query_) {
+        biases_.push_back(nullptr);
         weights_.push_back(&parameters.declare(prefix + "block_keys",
                                                {shape_.kv_heads * shape_.head_size, shape_.width}, Init::normal));
       } else {
@@ -93,7 +97,7 @@ class HierarchicalCope : public Cope {
  private:
   bool by_query_;  // H-B, else H-C
   RowTable block_table_;
-  std::vector<Parameter*> weights_, biases_;  // per layer: [G D, C]; or [H, C] and [H]
+  std::vector<Parameter*> weights_, biases_;  // per layer: [G D, C]; or [H, C] and [H]; null without CoPE
 };
 
 }  // namespace

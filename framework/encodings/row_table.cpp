@@ -5,12 +5,16 @@
 
 namespace capstan::framework {
 
-void RowTable::declare(Parameters& parameters, const EncodingShape& shape) {
-  const auto add = [&](const std::string& where) {
-    tables_.push_back(&parameters.declare(where + ".position." + name_, {rows_, shape.head_size}, Init::zero));
+void RowTable::declare(Parameters& parameters, const EncodingShape& shape, std::int64_t every) {
+  const auto own = [&](const std::string& where) {
+    return &parameters.declare(where + ".position." + name_, {rows_, shape.head_size}, Init::zero);
   };
-  if (shared_) return add("model");
-  for (std::int64_t layer = 0; layer < shape.layers; ++layer) add(fmt::format("model.layers.{}", layer));
+  if (shared_) {
+    tables_.push_back(own("model"));
+    return;
+  }
+  for (std::int64_t layer = 0; layer < shape.layers; ++layer)
+    tables_.push_back((layer + 1) % every == 0 ? own(fmt::format("model.layers.{}", layer)) : nullptr);
 }
 
 /// z = factor q e^T, one product for all heads.

@@ -14,7 +14,8 @@ class RowTable {
   RowTable(std::string name, std::int64_t rows, double factor, bool shared)
       : name_(std::move(name)), rows_(rows), factor_(factor), shared_(shared) {}
 
-  void declare(Parameters& parameters, const EncodingShape& shape);
+  /// Tables of layers every - 1, 2 every - 1, …; or the shared one.
+  void declare(Parameters& parameters, const EncodingShape& shape, std::int64_t every = 1);
   /// [N, H, rows] from q [N, H, D].
   Tensor logits(int layer, const View& q) const;
   /// dq adds to; the table's gradient adds to.
@@ -27,7 +28,7 @@ class RowTable {
   std::int64_t rows_;
   double factor_;
   bool shared_;
-  std::vector<Parameter*> tables_;  // [rows, D] each
+  std::vector<Parameter*> tables_;  // [rows, D] each; null where a layer has none
 };
 
 }  // namespace capstan::framework

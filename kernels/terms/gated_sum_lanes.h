@@ -28,7 +28,8 @@ struct GatedLanes {
   std::vector<std::int64_t> gate_key, gate_row;  ///< separate: keys of the tile with a gate, and their rows of gate_k
   terms::TileGates gates{};
   terms::TilePath path;
-  std::array<float, largest_tile> total{}, flat_place{};  ///< [lane]: the tile's gate sum; position in a flat tile
+  alignas(64) std::array<float, largest_tile> total{},
+      flat_place{};  ///< [lane]: the tile's gate sum; position in a flat tile
 
   GatedLanes(int which_in, const GateRule& rule_in, const QueryChunk& queries_in, const KeyChunk& keys_in,
              int lane_count)

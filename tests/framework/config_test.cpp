@@ -312,8 +312,8 @@ TEST(Relations, RefuseEachBrokenOne) {
          r.schedule.warmup = 41;
        }},
       {"train.validate_every = 5", [](Recipe& r) { r.train.validate_every = 5; }},
-      {"turns queries and keys", [](Recipe& r) { r.position.kind = "rope+tape"; }},
-      {"sums gates", [](Recipe& r) { r.position.kind = "cope+hierarchical_cope"; }},
+      {"a rotation of queries and keys", [](Recipe& r) { r.position.kind = "rope+tape"; }},
+      {"a sum of gates", [](Recipe& r) { r.position.kind = "cope+hierarchical_cope"; }},
       {"stands there twice", [](Recipe& r) { r.position.kind = "none+none"; }},
       {"out of order",
        [](Recipe& r) {

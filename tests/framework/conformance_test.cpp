@@ -34,7 +34,7 @@ TEST_P(ConformanceCovering, AgreesWithTheDenseOracle) {
   for (const Cell& cell : covering_cells())
     if (cell.encoding % parts == GetParam()) cells.push_back(cell);
   ASSERT_FALSE(cells.empty());
-  Conformance conformance(61);
+  Conformance conformance(61, 70);
   run_cells(conformance, cells);
 }
 
@@ -52,7 +52,7 @@ TEST_P(ConformanceMatrix, AgreesWithTheDenseOracle) {
     if (refusal_of(cell).empty()) cells.push_back(cell);
     else ++refused;
   }
-  Conformance conformance(256);
+  Conformance conformance(131, 256);
   run_cells(conformance, cells);
   if (const char* path = std::getenv("CAPSTAN_MATRIX_LOG")) {
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;

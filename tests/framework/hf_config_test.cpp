@@ -326,7 +326,7 @@ TEST(HfConfig, RefusesABadOwnField) {
   };
   refused("7", {"capstan_position", "object"});
   refused(R"({"kind": "alibo"})", {"kind", "alibo", "encoding"});
-  refused(R"({"kind": "rope+xpos"})", {"kind", "rope+xpos", "turns queries and keys"});
+  refused(R"({"kind": "rope+xpos"})", {"kind", "rope+xpos", "a rotation of queries and keys"});
   refused(R"({"kind": "cope", "cope_gate": "queries"})", {"cope_gate", "keys, separate or values"});
   refused(R"({"kind": "cope", "cope_positions": 0})", {"cope_positions"});
   refused(R"({"kind": "cope", "new_field": 1})", {"new_field"});

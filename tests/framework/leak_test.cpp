@@ -1,5 +1,5 @@
-// Nothing reaches an earlier token or another document, in no encoding and under no schedule: what is changed there leaves every
-// bit here. And a pack of documents gives what each gives alone.
+// Nothing reaches an earlier token or another document, in no encoding and under no schedule: what is changed there
+// leaves every bit here. And a pack of documents gives what each gives alone.
 
 #include <gtest/gtest.h>
 
@@ -79,7 +79,8 @@ TEST_P(Leak, NoTokenSeesALaterOne) {
   }
 }
 
-/// Losses and gradients of all other documents, whichever document is changed: these are forward's and backward's leaks.
+/// Losses and gradients of all other documents, whichever document is changed: these are forward's and backward's
+/// leaks.
 TEST_P(Leak, NoDocumentSeesAnother) {
   const std::vector<std::int64_t> edges{0, 13, 18, 31,
                                         45};  // 5 tokens lie in one block of hierarchical CoPE, or across two
@@ -107,8 +108,8 @@ INSTANTIATE_TEST_SUITE_P(Places, Leak, testing::ValuesIn(places), [](const auto&
   return fmt::format("{}_{}_{}", name_of(place.param.device), place.param.ranks, place.param.schedule);
 });
 
-/// The documents of a pack, each as a sequence of its own; what else depends on the whole sequence's length, dynamic scaling's
-/// frequencies and RandPE's draw, keeps it.
+/// The documents of a pack, each as a sequence of its own; what else depends on the whole sequence's length, dynamic
+/// scaling's frequencies and RandPE's draw, keeps it.
 ModelResult separate_runs(const ModelRun& packed, const std::vector<std::int64_t>& edges) {
   ModelResult all;
   for (std::size_t d = 0; d + 1 < edges.size(); ++d) {
@@ -135,8 +136,8 @@ ModelResult separate_runs(const ModelRun& packed, const std::vector<std::int64_t
   return all;
 }
 
-/// Hierarchical CoPE counts whole blocks of the pack, so its documents begin at multiples of the block there. 1e-12: rounding of
-/// sums in f64; of gradients, where such sums cancel, ten times that.
+/// Hierarchical CoPE counts whole blocks of the pack, so its documents begin at multiples of the block there. 1e-12:
+/// rounding of sums in f64; of gradients, where such sums cancel, ten times that.
 TEST(Pack, EqualsSeparateRuns) {
   for (const EncodingCase& encoding : encoding_cases()) {
     const bool blocks = encoding.kind.find("hierarchical") != std::string::npos;

@@ -13,22 +13,36 @@ using kernels::Shape;
 using kernels::Tensor;
 using kernels::View;
 
+namespace {
+
+double norm_of(const Numbers& x) {
+  double squares = 0;
+  for (const double value : x) squares += value * value;
+  return std::sqrt(squares);
+}
+
+double distance(const Numbers& a, const Numbers& b) {
+  CAPSTAN_CHECK(a.size() == b.size(), "{} numbers against {}", a.size(), b.size());
+  Numbers difference(a.size());
+  for (std::size_t at = 0; at < a.size(); ++at) difference[at] = a[at] - b[at];
+  return norm_of(difference);
+}
+
+}  // namespace
+
 double relative_difference(const Numbers& got, const Numbers& expected) {
-  CAPSTAN_CHECK(got.size() == expected.size(), "{} numbers against {}", got.size(), expected.size());
-  double difference = 0, norm = 0;
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    difference += (got[i] - expected[i]) * (got[i] - expected[i]);
-    norm += expected[i] * expected[i];
-  }
-  return std::sqrt(norm > 0 ? difference / norm : difference);
+  const double norm = norm_of(expected);
+  return distance(got, expected) / (norm > 0 ? norm : 1);
 }
 
 NamedDifference worst_difference(const NamedNumbers& got, const NamedNumbers& expected) {
+  double largest = 0;
+  for (const auto& [name, numbers] : expected) largest = std::max(largest, norm_of(numbers));
   NamedDifference worst;
   for (const auto& [name, numbers] : expected) {
     const auto found = got.find(name);
     if (found == got.end()) continue;
-    const double difference = relative_difference(found->second, numbers);
+    const double difference = distance(found->second, numbers) / std::max(norm_of(numbers), largest / 1000);
     if (!(difference <= worst.difference)) worst = {difference, name};
   }
   return worst;

@@ -1,6 +1,6 @@
 #pragma once
-// A pass of the tiny model, or of one layer's attention, on any ranks, put together in sequence order: so that passes on other
-// ranks, under other schedules, of other tokens or at other positions can be compared.
+// A pass of the tiny model, or of one layer's attention, on any ranks, put together in sequence order: so that passes
+// on other ranks, under other schedules, of other tokens or at other positions can be compared.
 
 #include <map>
 #include <string>
@@ -15,7 +15,9 @@ using NamedNumbers = std::map<std::string, Numbers>;
 
 /// ‖got - expected‖ / ‖expected‖; the absolute norm where `expected` is all zero.
 double relative_difference(const Numbers& got, const Numbers& expected);
-/// The worst relative_difference of entries that both have, and its name.
+/// The worst relative_difference of entries that both have, and its name. An entry whose norm is below 1/1000 of the
+/// largest counts as if it had that norm: one that is zero, as that of a bias which all of a row's logits share, is
+/// rounding of larger numbers.
 struct NamedDifference {
   double difference = 0;
   std::string name;
@@ -60,8 +62,8 @@ void copy_shared(framework::Model& to, const framework::Model& from);
 /// Zeroes the values of the parameters whose names end so.
 void zero_parameters(framework::Model& model, const std::string& ending);
 
-/// One layer's attention on one sequence. Tensors are whole, [S, …], by the names q, k, v, z, table0, table1, gate_q0, gate_k0,
-/// gate_k1, offset_source, offset_table, relative, and d_o; what is not there is no term.
+/// One layer's attention on one sequence. Tensors are whole, [S, …], by the names q, k, v, z, table0, table1, gate_q0,
+/// gate_q1, gate_k0, gate_k1, offset_source, offset_table, relative, and d_o; what is not there is no term.
 struct RingRun {
   std::int64_t tokens = 45;
   std::map<std::string, kernels::Tensor> x = {};

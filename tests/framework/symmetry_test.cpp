@@ -1,5 +1,5 @@
-// What must not change, or must become another encoding, over ranks: CoPE (notes/cope.md §7), hierarchical CoPE, and every
-// encoding that sees only differences of positions. Tiles alone: tests/kernels/attention_terms_test.cpp.
+// What must not change, or must become another encoding, over ranks: CoPE (notes/cope.md §7), hierarchical CoPE, and
+// every encoding that sees only differences of positions. Tiles alone: tests/kernels/attention_terms_test.cpp.
 
 #include <gtest/gtest.h>
 
@@ -51,6 +51,7 @@ class GatesOfOne : public testing::TestWithParam<DType> {};
 TEST_P(GatesOfOne, AreRelativeLogits) {
   constexpr std::int64_t rows = 7;  // R + 1
   const DType type = GetParam();
+  const double order = 45 * (type == DType::f64 ? 0x1p-53 : 0x1p-24);  // of a sum of up to 45 terms in another order
   const Device device = type == DType::f64 ? Device::ref : Device::cpu;
   RingRun relative{.documents = {17, 3}};
   relative.settings.tile = type == DType::f64 ? 4 : 16;
@@ -76,7 +77,8 @@ TEST_P(GatesOfOne, AreRelativeLogits) {
     EXPECT_EQ(unequal_names(b.rows, a.rows), std::vector<std::string>{});
     EXPECT_EQ(unequal_names(b.gradients, a.gradients), std::vector<std::string>{});
     const Numbers& table = b.gradients.at("table0");
-    EXPECT_EQ(columns_of(table, rows + 1, 1, rows + 1), a.gradients.at("relative"));
+    EXPECT_LE(relative_difference(columns_of(table, rows + 1, 1, rows + 1), a.gradients.at("relative")), order)
+        << "saturated tiles are summed first";
     for (const double value : columns_of(table, rows + 1, 0, 1)) ASSERT_EQ(value, 0) << "nobody stands at position 0";
     for (const char* gate : {"gate_q0", "gate_k0"})
       for (const double value : b.gradients.at(gate)) ASSERT_EQ(value, 0) << gate;
@@ -129,7 +131,8 @@ void expect_rows_sum_to_zero(const Numbers& x, std::size_t columns, const std::s
   EXPECT_GT(most, 1e-3) << name << ": all zero";
 }
 
-/// Adding a constant to a row's logits changes nothing, and the weights of a position on the table's rows are 1 together.
+/// Adding a constant to a row's logits changes nothing, and the weights of a position on the table's rows are 1
+/// together.
 TEST(CopeSymmetry, GradientsOfARowsTableSumToZero) {
   RingRun offsets{.tokens = 90, .documents = {50, 7}, .offset = {parallel::OffsetRule::block_gates, 4}};
   offsets.settings.tile = 4;
@@ -158,6 +161,7 @@ TEST(CopeSymmetry, GradientsOfTablesSumToZero) {
     ModelRun run{.documents = {11, 5}};
     run.shape.kind = encoding.kind;
     encoding.set(run.shape.position);
+    double most = -1;  // layers without CoPE have zeros
     for (const auto& [name, gradient] : run_model(3, run).gradients) {
       const bool by_rows = name.ends_with("table") || name.ends_with("relative"), by_heads = name.ends_with("buckets");
       if (!by_rows && !by_heads) continue;
@@ -169,9 +173,10 @@ TEST(CopeSymmetry, GradientsOfTablesSumToZero) {
         for (std::size_t row = 0; row < gradient.size(); row += columns) sum += gradient[row + c];
         EXPECT_NEAR(sum, 0, rounding * std::max(1.0, largest)) << encoding.name << " " << name << " column " << c;
       }
-      EXPECT_GT(largest, 1e-3) << encoding.name << " " << name;
+      most = std::max(most, largest);
       ++tables;
     }
+    EXPECT_TRUE(most == -1 || most > 1e-3) << encoding.name;
   }
   EXPECT_GT(tables, 20);
 }
@@ -204,7 +209,10 @@ TEST(CopeSymmetry, ZeroTablesAreNoTables) {
     }
 }
 
-// ---- hierarchical CoPE ------------------------------------------------------------------------------------------------
+// ---- hierarchical CoPE
+// ------------------------------------------------------------------------------------------------
+
+constexpr std::int64_t unsaturated = 46;  ///< rows of a table that 45 gates do not leave: the far blocks are seen
 
 /// A hierarchical model with the parameters of the plain one.
 ModelRun hierarchical_run(const ModelRun& plain, bool zero_block_table) {
@@ -217,7 +225,8 @@ ModelRun hierarchical_run(const ModelRun& plain, bool zero_block_table) {
   return run;
 }
 
-/// Without blocks beyond the window their table adds one constant to all logits of a row, or, where it is zero, nothing.
+/// Without blocks beyond the window their table adds one constant to all logits of a row, or, where it is zero,
+/// nothing.
 void expect_plain(const ModelRun& plain, ModelRun blocks, int ranks, bool zero_block_table) {
   const ModelResult expected = run_model(ranks, plain), got = run_model(ranks, blocks);
   if (zero_block_table) {
@@ -245,8 +254,10 @@ TEST(HierarchicalCope, IsPlainCopeWhereTheWindowHoldsAllBlocks) {
           for (const framework::GridConfig& grid : ordered_grids(ranks)) {
             SCOPED_TRACE(
                 fmt::format("{} block {} zero table {} {} over {} ranks", kind, block, zero, grid.schedule, ranks));
-            ModelRun plain{.documents = {13, 6}, .grid = grid};
+            ModelRun plain{.grid = grid};
+            if (!zero) plain.documents = {13, 6};
             plain.shape.kind = kind;
+            plain.shape.position.cope_positions = unsaturated;
             ModelRun blocks = hierarchical_run(plain, zero);
             blocks.shape.position.block_size = block;
             blocks.shape.position.block_window = (plain.length + block - 1) / block;
@@ -258,6 +269,7 @@ TEST(HierarchicalCope, ASmallerWindowIsNotPlainCope) {
   for (const std::int64_t block : {1, 4, 16}) {
     ModelRun plain;
     plain.shape.kind = "cope";
+    plain.shape.position.cope_positions = unsaturated;
     ModelRun blocks = hierarchical_run(plain, true);
     blocks.shape.position.block_size = block;
     blocks.shape.position.block_window = 2;
@@ -272,6 +284,7 @@ TEST(HierarchicalCope, IsPlainCopeInOneBlock) {
         SCOPED_TRACE(fmt::format("{} {} zero table {}", kind, gates, zero));
         ModelRun plain{.documents = {13, 6}};
         plain.shape.kind = kind;
+        plain.shape.position.cope_positions = unsaturated;
         ModelRun blocks = hierarchical_run(plain, zero);
         blocks.shape.position.block_size = 48;
         blocks.shape.position.block_gates = gates;
@@ -279,8 +292,8 @@ TEST(HierarchicalCope, IsPlainCopeInOneBlock) {
       }
 }
 
-/// Attention with p_ij = Σ_(j<=k<i) σ(s q_i·κ_k), which leaves out the own gate, from its formula. The other sum is the own
-/// token's gate for every key, so it changes nothing.
+/// Attention with p_ij = Σ_(j<=k<i) σ(s q_i·κ_k), which leaves out the own gate, from its formula. The other sum is the
+/// own token's gate for every key, so it changes nothing.
 struct StrictPast {
   const RingRun& run;
   std::int64_t last_position;  ///< P
@@ -320,8 +333,8 @@ struct StrictPast {
   }
 };
 
-/// Losses by the formula and by the ring; then the ring's gradients against the formula's central differences with h = 1e-6, small
-/// for the kinks of the table, so that rounding leaves 1e-16 · loss / h of them.
+/// Losses by the formula and by the ring; then the ring's gradients against the formula's central differences with h =
+/// 1e-6, small for the kinks of the table, so that rounding leaves 1e-16 · loss / h of them.
 TEST(HierarchicalCope, IsStrictPastCopeAtBlocksOfOneToken) {
   RingRun run{.tokens = 23, .documents = {9}};
   run.settings.tile = 4;
@@ -360,7 +373,8 @@ TEST(HierarchicalCope, IsStrictPastCopeAtBlocksOfOneToken) {
   });
 }
 
-// ---- translations -----------------------------------------------------------------------------------------------------
+// ---- translations
+// -----------------------------------------------------------------------------------------------------
 
 ModelRun shifted(ModelRun run, std::int64_t shift) {
   run.set_batch = [shift](framework::Batch& batch) {
@@ -381,9 +395,10 @@ bool is_absolute(const std::string& kind) {
   return has_part(kind, "sinusoidal") || has_part(kind, "learned") || has_part(kind, "fire");
 }
 
-/// Positions all further by a constant. Where nothing turns, differences of integers are exact, and so is the rest. Phases of
-/// positions of 10^6 have errors up to 2^-53 · 10^6 = 1e-10, ten times that is allowed. randomized takes its positions as places
-/// in its draw, where there is nothing beyond the sequence. xPos's factors leave f64 at 10^6: it goes 1000 far.
+/// Positions all further by a constant. Where nothing turns, differences of integers are exact, and so is the rest.
+/// Phases of positions of 10^6 have errors up to 2^-53 · 10^6 = 1e-10, ten times that is allowed. randomized takes its
+/// positions as places in its draw, where there is nothing beyond the sequence. xPos's factors leave f64 at 10^6: it
+/// goes 1000 far.
 TEST(Translation, ChangesNoRelativeEncoding) {
   int tried = 0;
   for (const EncodingCase& encoding : encoding_cases()) {

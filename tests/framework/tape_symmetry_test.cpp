@@ -1,5 +1,5 @@
-// TAPE's symmetries over ranks (notes/tape.md §1.6), each with what must not be one. States as 2 x R blocks, with reflections:
-// tape_tensor_test.cpp.
+// TAPE's symmetries over ranks (notes/tape.md §1.6), each with what must not be one. States as 2 x R blocks, with
+// reflections: tape_tensor_test.cpp.
 
 #include <gtest/gtest.h>
 
@@ -44,8 +44,8 @@ Numbers random_numbers(std::int64_t count, std::uint64_t seed) {
   return x;
 }
 
-/// Layers 1 to 3 of four, whose states come from outside and so may be any: those of layer 0 follow from the positions. Loss:
-/// random weights on x.
+/// Layers 1 to 3 of four, whose states come from outside and so may be any: those of layer 0 follow from the positions.
+/// Loss: random weights on x.
 struct Stack {
   Numbers x = random_numbers(tokens * width, 1), z = random_numbers(tokens * groups * depth, 2);
   std::function<void(const View& z)> between = [](const View&) {
@@ -57,41 +57,47 @@ struct Stack {
   Result run(parallel::Communicator& comm) const;
 };
 
-Stack::Result Stack::run(parallel::Communicator& comm) const {
-  framework::ModelConfig config;
-  config.hidden_size = width;
-  config.mlp_size = 10;
-  config.layers = 4;
-  config.heads = heads;
-  config.kv_heads = groups;
-  config.head_size = depth;
-  framework::PositionConfig position;
-  position.kind = "tape";
+/// The layers with random parameters.
+struct Layers {
   framework::Parameters parameters;
-  const auto encoding = framework::make_encoding(position, {4, width, heads, groups, depth, 64, 64});
+  std::unique_ptr<framework::Encoding> encoding;
   std::vector<framework::Block> blocks;
-  for (int layer = 1; layer < 4; ++layer) blocks.emplace_back(config, layer, *encoding, parameters);
-  encoding->declare(parameters);
-  parameters.allocate(Device::ref, DType::f64, true, [](const std::string&) { return true; });
-  std::uint64_t seed = 10;
-  for (const framework::Parameter& p : parameters.all())
-    p.value.copy_from(random_tensor(p.shape, DType::f64, Device::ref, ++seed, 0.4));
 
+  Layers() {
+    framework::ModelConfig config;
+    config.hidden_size = width;
+    config.mlp_size = 10;
+    config.layers = 4;
+    config.heads = heads;
+    config.kv_heads = groups;
+    config.head_size = depth;
+    framework::PositionConfig position;
+    position.kind = "tape";
+    encoding = framework::make_encoding(position, {4, width, heads, groups, depth, 64, 64});
+    for (int layer = 1; layer < 4; ++layer) blocks.emplace_back(config, layer, *encoding, parameters);
+    encoding->declare(parameters);
+    parameters.allocate(Device::ref, DType::f64, true, [](const std::string&) { return true; });
+    std::uint64_t seed = 10;
+    for (const framework::Parameter& p : parameters.all())
+      p.value.copy_from(random_tensor(p.shape, DType::f64, Device::ref, ++seed, 0.4));
+  }
+};
+
+/// The rows of the rank's tokens.
+Tensor shard(const Numbers& whole, const std::vector<std::int64_t>& index, kernels::Shape shape) {
+  Tensor out(shape, DType::f64, Device::ref);
+  const std::ptrdiff_t columns = std::ssize(whole) / tokens;
+  double* to = out.as<double>();
+  for (const std::int64_t t : index) to = std::copy_n(whole.begin() + t * columns, columns, to);
+  return out;
+}
+
+Stack::Result Stack::run(parallel::Communicator& comm) const {
+  const Layers layers;
   parallel::RingPlan plan = parallel::plan_ring({"auto", comm.size(), 0, int(groups), tokens, 4});
   const parallel::Ring ring{comm, std::move(plan.layout), std::move(plan.schedule)};
   const std::vector<std::int64_t> index = ring.layout.local_index(comm.rank());
   const std::int64_t local = std::ssize(index);
-  const auto own = [&](const Numbers& whole, std::int64_t columns) {
-    Tensor out({local, columns}, DType::f64, Device::ref);
-    for (std::int64_t t = 0; t < local; ++t)
-      std::copy_n(whole.begin() + index[std::size_t(t)] * columns, columns, out.as<double>() + t * columns);
-    return out;
-  };
-  const auto states = [&](const Tensor& flat) {
-    Tensor out({local, groups, depth}, DType::f64, Device::ref);
-    out.view().copy_from(flat);
-    return out;
-  };
   const Tensor place({1, local}, DType::i64, Device::ref), document = zeros_like(place);
   std::copy(index.begin(), index.end(), place.as<std::int64_t>());
   const framework::Attend attend = [&ring](int, const parallel::RingInputs& in, const kernels::AttentionSettings& s,
@@ -101,17 +107,17 @@ Stack::Result Stack::run(parallel::Communicator& comm) const {
   const framework::SequenceContext context{1, local, {place, place, document}, attend, &ring, 4};
 
   Result result;
-  framework::BlockOutput now{own(x, width), states(own(z, groups * depth))};
-  std::vector<framework::BlockSaved> saved(blocks.size());
-  for (std::size_t layer = 0; layer < blocks.size(); ++layer) {
-    now = blocks[layer].forward(context, std::move(now.x), std::move(now.z), framework::Keep::ring, saved[layer],
-                                nullptr);
+  framework::BlockOutput now{shard(x, index, {local, width}), shard(z, index, {local, groups, depth})};
+  std::vector<framework::BlockSaved> saved(layers.blocks.size());
+  for (std::size_t layer = 0; layer < saved.size(); ++layer) {
+    const framework::Block& block = layers.blocks[layer];
+    now = block.forward(context, std::move(now.x), std::move(now.z), framework::Keep::ring, saved[layer], nullptr);
     if (now.z) result.z.push_back(gathered(ring, now.z, 1, groups * depth));
     if (layer == 0) between(now.z);
   }
   result.x = gathered(ring, now.x, 1, width);
-  Tensor dx = own(random_numbers(tokens * width, 3), width), dz;
-  for (std::size_t layer = blocks.size(); layer-- > 0;) blocks[layer].backward(context, dx, dz, saved[layer]);
+  Tensor dx = shard(random_numbers(tokens * width, 3), index, {local, width}), dz;
+  for (std::size_t layer = saved.size(); layer-- > 0;) layers.blocks[layer].backward(context, dx, dz, saved[layer]);
   result.dx = gathered(ring, dx, 1, width);
   result.dz = gathered(ring, dz, 1, groups * depth);
   return result;
@@ -379,7 +385,8 @@ Numbers columns_of(const Numbers& x, std::size_t columns, std::size_t begin, std
   return out;
 }
 
-/// Values and states in one call, or in two with the same q and k, whose gradients add up; the states' own share is there.
+/// Values and states in one call, or in two with the same q and k, whose gradients add up; the states' own share is
+/// there.
 TEST(TapeSymmetry, StatesAreFurtherValues) {
   for (const int ranks : {1, 2, 3})
     for (const framework::GridConfig& grid : ordered_grids(ranks)) {

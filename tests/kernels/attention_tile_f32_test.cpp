@@ -82,30 +82,31 @@ void compare_with_naive(const AttentionShape& shape) {
   }
 }
 
-/// The same rule for four problems as if they were one: gradients of weights that all pairs share are sums that nearly cancel, so
-/// that one problem's rounding is chance.
+/// The same rule for four problems as if they were one: gradients of weights that all pairs share are sums that nearly
+/// cancel, so that one problem's rounding is chance.
 void compare_four_with_naive(const AttentionShape& shape) {
   struct Squares {
     double of_kernel = 0, of_naive = 0, size = 0;
   };
-  for (std::int64_t tile : {16, 64}) {
-    std::map<std::string, Squares> squares;
-    for (std::uint64_t seed = 1; seed <= 4; ++seed) {
-      const AttentionProblem problem = random_attention(shape, seed);
+  std::map<std::string, Squares> squares;
+  for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+    const AttentionProblem problem = random_attention(shape, seed);
+    const Comparison comparison(problem);
+    for (std::int64_t tile : {16, 64}) {
       const TileRun run = run_tiles(problem, DType::f32, Device::cpu, settings_for(problem, tile));
-      Comparison(problem).for_each(
-          run, true, [&](const char* name, const Tensor& got, const Tensor& naive, const Tensor& expected) {
-            const double norm = relative_error(expected, zeros_like(expected));
-            Squares& s = squares[name];
-            s.of_kernel += std::pow(norm * relative_error(got, expected), 2);
-            s.of_naive += std::pow(norm * relative_error(naive, expected), 2);
-            s.size += norm * norm;
-          });
+      comparison.for_each(run, true,
+                          [&](const char* name, const Tensor& got, const Tensor& naive, const Tensor& expected) {
+                            const double norm = relative_error(expected, zeros_like(expected));
+                            Squares& s = squares[fmt::format("{} tile {}", name, tile)];
+                            s.of_kernel += std::pow(norm * relative_error(got, expected), 2);
+                            s.of_naive += std::pow(norm * relative_error(naive, expected), 2);
+                            s.size += norm * norm;
+                          });
     }
-    for (const auto& [name, s] : squares)
-      EXPECT_LE(std::sqrt(s.of_kernel / s.size), 2 * std::max(std::sqrt(s.of_naive / s.size), f32_floor))
-          << name << " FIRE " << shape.fire << " far " << shape.far_positions << " tile " << tile;
   }
+  for (const auto& [name, s] : squares)
+    EXPECT_LE(std::sqrt(s.of_kernel / s.size), 2 * std::max(std::sqrt(s.of_naive / s.size), f32_floor))
+        << name << " FIRE " << shape.fire << " far " << shape.far_positions;
 }
 
 TEST(AttentionTileF32, AtMostTwiceTheNaiveError) {

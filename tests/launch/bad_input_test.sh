@@ -116,6 +116,11 @@ refuse 78 "command line: model.layers = 0 is not allowed; give 1 to 4096 layers"
 refuse 78 "r.cfg: model.hidden_size = 16 is not a multiple of model.heads = 3" "$capstan" train r.cfg --model.heads 3
 refuse 78 "r.cfg: model.heads = 4 is not a multiple of model.kv_heads = 3" \
   "$capstan" train r.cfg --model.heads 4 --model.kv_heads 3
+refuse 78 "position.kind = rope+cpoe is not allowed; give none, sinusoidal" "$capstan" plan r.cfg --position.kind rope+cpoe
+refuse 78 "two of its parts have what only one may: a rotation of queries and keys" "$capstan" plan r.cfg --position.kind rope+tape
+refuse 78 "grid.schedule = zigzag brings key chunks out of order" "$capstan" plan r.cfg --position.kind cope --grid.schedule zigzag
+refuse 78 "grid.schedule = ulysses splits the heads over 4 ranks, but the model has 2 kv heads" \
+  "$capstan" plan r.cfg --grid.schedule ulysses --ranks 4
 refuse 78 "the head size is 1, but position.kind = rope turns pairs" "$capstan" plan r.cfg --model.heads 16
 refuse 78 "a ring of 3 ranks does not divide the 2 ranks of this run; allowed ring sizes: 1, 2" \
   $(ranks 2) train r.cfg --grid.ring 3

@@ -259,6 +259,8 @@ void compare_rank_counts(std::int64_t npos, DType type, Device device, double to
   for_rank_counts({1, 2, 3, 4, 8}, [&](Communicator& comm) {
     for (std::size_t i = 0; i < cases.size(); ++i)
       for (const auto& [schedule, head_ranks] : schedules_of(comm.size(), npos > 0)) {
+        // Every length under the default, some under the others.
+        if (schedule != "ordered_pull" && cases[i].tokens != 65 && cases[i].tokens != 200) continue;
         SCOPED_TRACE(fmt::format("{} {} rank {} of {}", schedule, cases[i].text(), comm.rank(), comm.size()));
         const Ring ring = make_ring(comm, cases[i].tokens, cases[i].tile, schedule, head_ranks);
         const Shard part = run_shard(ring, cases[i]);
@@ -435,7 +437,7 @@ TEST(RingAttention, BytesSentAreAsPlanned) {
 }
 
 /// Every length up to some beyond 8 W, at every tile: the right answer, none refused.
-TEST(RingAttention, EveryLength) {
+TEST(RingAttentionCovering, EveryLength) {
   for (std::int64_t tile : {1, 4, 64})
     for (bool cope : {false, true}) {
       std::vector<Case> cases;

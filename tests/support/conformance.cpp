@@ -32,9 +32,9 @@ constexpr Keep keeps[] = {Keep::everything, Keep::ring, Keep::inputs};
 
 bool splits_heads(const Cell& cell) { return schedule_cases()[std::size_t(cell.schedule)].schedule == "ulysses"; }
 
-/// H and G. Where ulysses splits the heads over 3 or 8 ranks, as many kv heads.
+/// H and G. Where ulysses splits the heads over more than two ranks, as many kv heads.
 std::pair<std::int64_t, std::int64_t> heads_of(const Cell& cell) {
-  const std::int64_t groups = splits_heads(cell) && cell.ranks == 3 ? 3 : splits_heads(cell) && cell.ranks == 8 ? 8 : 4;
+  const std::int64_t groups = splits_heads(cell) ? std::max(2, cell.ranks) : 2;
   return {cell.grouped ? 2 * groups : groups, groups};
 }
 
@@ -260,7 +260,13 @@ OracleModel oracle_sizes(const framework::ModelConfig& c) {
 
 OracleParameters oracle_parameters(const framework::Model& model) {
   OracleParameters out;
-  for (const framework::Parameter& p : model.parameters().all()) out[p.name] = values_of(p.value);
+  for (const framework::Parameter& p : model.parameters().all()) {
+    out[p.name] = values_of(p.value);
+    // The oracle's FIRE has an output bias, which changes nothing.
+    const std::size_t at = p.name.find("fire_scale");
+    if (at != std::string::npos)
+      out[p.name.substr(0, at) + "fire_out_bias"] = std::vector<double>(std::size_t(model.config().heads));
+  }
   return out;
 }
 
@@ -278,10 +284,11 @@ void Conformance::prepare(const Cell& cell) {
   if (results_.contains(key)) return;
   const TinyShape shape = shape_of(cell);
   const auto model = tiny_model(shape);
-  const parallel::SequenceLayout whole = parallel::SequenceLayout::contiguous(tokens_, 1, 1);
+  const std::int64_t tokens = tokens_of(cell);
+  const parallel::SequenceLayout whole = parallel::SequenceLayout::contiguous(tokens, 1, 1);
   framework::Batch batch = tiny_batch(whole, 0, shape, 1, documents_of(cell));
-  model->encoding().place(batch.position, {}, tokens_);
-  results_[key] = oracle(oracle_sizes(model->config()), oracle_position(*model, tokens_), oracle_parameters(*model),
+  model->encoding().place(batch.position, {}, tokens);
+  results_[key] = oracle(oracle_sizes(model->config()), oracle_position(*model, tokens), oracle_parameters(*model),
                          {{ints_of<int>(batch.tokens), ints_of<int>(batch.targets),
                            ints_of<std::int64_t>(batch.position), ints_of<std::int64_t>(batch.document)}});
 }
@@ -322,7 +329,7 @@ WorstOfCell Conformance::run(parallel::Communicator& comm, const Cell& cell) con
   framework::GridConfig grid;
   grid.schedule = schedule.schedule;
   grid.heads = schedule.heads;
-  const parallel::Ring ring = model->make_ring(comm, tokens_, cell.tile, grid);
+  const parallel::Ring ring = model->make_ring(comm, tokens_of(cell), cell.tile, grid);
   const framework::Batch batch = tiny_batch(ring.layout, comm.rank(), shape, 1, documents_of(cell));
 
   WorstOfCell worst;
@@ -330,7 +337,7 @@ WorstOfCell Conformance::run(parallel::Communicator& comm, const Cell& cell) con
   framework::Pass pass = model->forward(ring, batch, cell.tile, cell.keep);
   look(worst, "nll", gathered(ring, pass.nll, 1), expected.nll);
   for (std::size_t layer = 0; layer < expected.states.size(); ++layer) {
-    const std::int64_t columns = std::int64_t(expected.states[layer].size()) / tokens_;
+    const std::int64_t columns = std::int64_t(expected.states[layer].size()) / tokens_of(cell);
     look(worst, fmt::format("states of layer {}", layer), gathered(ring, pass.blocks[layer].z, columns),
          expected.states[layer]);
   }

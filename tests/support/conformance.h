@@ -49,8 +49,9 @@ struct WorstOfCell {
 };
 class Conformance {
  public:
-  /// packed: documents of 7, 3, 1 and the rest.
-  explicit Conformance(std::int64_t tokens) : tokens_(tokens) {}
+  /// Sequences of so many tokens; packed ones hold documents of 7, 3, 1 and the rest.
+  Conformance(std::int64_t plain_tokens, std::int64_t packed_tokens)
+      : plain_tokens_(plain_tokens), packed_tokens_(packed_tokens) {}
   /// Evaluates the oracle of the cell; before the ranks run.
   void prepare(const Cell& cell);
   WorstOfCell run(parallel::Communicator& comm, const Cell& cell) const;
@@ -59,8 +60,9 @@ class Conformance {
   TinyShape shape_of(const Cell& cell) const;
   std::string key_of(const Cell& cell) const;
   std::vector<std::int64_t> documents_of(const Cell& cell) const;
+  std::int64_t tokens_of(const Cell& cell) const { return cell.packed ? packed_tokens_ : plain_tokens_; }
 
-  std::int64_t tokens_;
+  std::int64_t plain_tokens_, packed_tokens_;
   std::map<std::string, OracleResult> results_;
 };
 

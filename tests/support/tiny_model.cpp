@@ -30,7 +30,7 @@ framework::PositionConfig tiny_position() {
   position.relative_positions = 7;
   position.t5_buckets = 8;
   position.t5_distance = 20;
-  position.fire_width = 5;
+  position.fire_width = 16;  // some of them bend between 0 and 1
   position.fire_length = 9;
   position.randomized_length = 600;
   return position;
