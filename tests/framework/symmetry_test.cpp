@@ -161,7 +161,6 @@ TEST(CopeSymmetry, GradientsOfTablesSumToZero) {
     ModelRun run{.documents = {11, 5}};
     run.shape.kind = encoding.kind;
     encoding.set(run.shape.position);
-    double most = -1;  // layers without CoPE have zeros
     for (const auto& [name, gradient] : run_model(3, run).gradients) {
       const bool by_rows = name.ends_with("table") || name.ends_with("relative"), by_heads = name.ends_with("buckets");
       if (!by_rows && !by_heads) continue;
@@ -173,10 +172,9 @@ TEST(CopeSymmetry, GradientsOfTablesSumToZero) {
         for (std::size_t row = 0; row < gradient.size(); row += columns) sum += gradient[row + c];
         EXPECT_NEAR(sum, 0, rounding * std::max(1.0, largest)) << encoding.name << " " << name << " column " << c;
       }
-      most = std::max(most, largest);
+      EXPECT_GT(largest, 1e-3) << encoding.name << " " << name;
       ++tables;
     }
-    EXPECT_TRUE(most == -1 || most > 1e-3) << encoding.name;
   }
   EXPECT_GT(tables, 20);
 }
@@ -189,7 +187,7 @@ TEST(CopeSymmetry, ZeroTablesAreNoTables) {
   for (const auto& [kind, without] : pairs)
     for (const Device device : {Device::ref, Device::cpu}) {
       SCOPED_TRACE(fmt::format("{} on {}", kind, name_of(device)));
-      over_schedules({1, 3, 4}, [&](int ranks, const framework::GridConfig& grid) {
+      over_schedules({1, 2, 3}, [&](int ranks, const framework::GridConfig& grid) {
         ModelRun plain{.documents = {11, 5}, .grid = grid};
         plain.shape.kind = without;
         plain.shape.device = device;
