@@ -164,8 +164,7 @@ template <int L, int W>
   for (GatedLanes& g : p.sums) {
     add_gated_bias<L, W>(g, p.logit.data(), tile);
     // A saturated tile leaves the carry alone, also on the general path, so that both paths leave the same state.
-    for (std::int64_t lane = 0; g.path.summed && lane < tile.rows; ++lane)
-      g.carry[lane] += terms::fixed_sum(g.total[lane]);
+    for (std::int64_t lane = 0; g.path.summed && lane < tile.rows; ++lane) g.carry[lane] += g.fixed_total(lane);
     for (std::int64_t lane = 0; g.which == 0 && g.evaluated() && lane < tile.rows; ++lane) {
       stats.gate_sum += double(g.total[lane]);
       stats.gates += __builtin_popcountll(g.gates.has[lane]);
@@ -185,7 +184,7 @@ template <int L, int W>
     const bool summed = g.gates.any && horizon >= 0 && p.keys.index.as<std::int64_t>()[tile.key_begin] >= horizon;
     g.path = terms::TilePath(summed, g.gates, p.settings.flat_tiles);
     read_gates<L, W>(g, p.logit.data(), tile, head);
-    for (std::int64_t lane = 0; summed && lane < tile.rows; ++lane) g.carry[lane] -= terms::fixed_sum(g.total[lane]);
+    for (std::int64_t lane = 0; summed && lane < tile.rows; ++lane) g.carry[lane] -= g.fixed_total(lane);
   }
   for (GatedLanes& g : p.sums) add_gated_bias<L, W>(g, p.logit.data(), tile);
 }
@@ -402,7 +401,7 @@ template <int L, int W>
     g.path = terms::TilePath(true, g.gates, p.settings.flat_tiles);
     read_gates<L, W>(g, p.logit.data(), tile, head);
     for (std::int64_t lane = 0; lane < rows; ++lane)
-      total.as<std::int64_t>()[p.at(begin + lane, head)] += terms::fixed_sum(g.total[lane]);
+      total.as<std::int64_t>()[p.at(begin + lane, head)] += g.fixed_total(lane);
   }
 }
 

@@ -124,7 +124,7 @@ template <class Real> struct Row {
   }
 
   /// Fills gate and position; returns the tile's gate sum.
-  Real sum_gates(int which, Real carry) {
+  terms::GateSum<Real> sum_gates(int which, Real carry) {
     Real u[largest_tile];
     const Real last = Real(p.last(which)), floor = Real(p.settings.gates[which].floor);
     const TilePath& path = t.path[which];
@@ -212,12 +212,12 @@ void forward_tile(const Problem<Real>& p, const AttentionState& state, const Til
       if (!p.has_sum(which)) continue;
       const TilePath& path = t.path[which];
       std::int64_t& carry = state.carry[which].as<std::int64_t>()[p.at(r.row, r.head)];
-      const Real sum = r.sum_gates(which, terms::carry_value<Real>(carry, p.last(which)));
+      const terms::GateSum<Real> sum = r.sum_gates(which, terms::carry_value<Real>(carry, p.last(which)));
       r.add_gated_bias(which);
       // A saturated tile leaves the carry alone, also on the general path, so that both paths leave the same state.
       if (path.summed) carry += terms::fixed_sum(sum);
       if (which > 0 || (path.flat && !path.summed)) continue;
-      stats.gate_sum += double(sum);
+      stats.gate_sum += double(sum.high);
       stats.gates += __builtin_popcountll(r.has(which));
     }
     r.add_order_free();

@@ -25,10 +25,21 @@ template <class Real> bool saturated(std::int64_t carry, std::int64_t last) {
   return carry >= (last << fraction_bits<Real>);
 }
 
-/// A tile's gate sum in fixed point, rounded to nearest. NaN counts as 0, so that a diverged run ends with NaN in its
-/// output, not with a carry that points outside the table.
-template <class Real> std::int64_t fixed_sum(Real sum) {
-  return sum > 0 ? std::int64_t(std::llrint(double(sum) * (1 / unit<Real>))) : 0;
+/// A tile's gate sum, and what rounding took from it on the way (Knuth's two-sum): small gates after a large one all round
+/// the same way, and over thousands of tiles that would add up in the carry.
+template <class Real> struct GateSum {
+  Real high = 0, low = 0;
+  void add(Real gate) {
+    const Real sum = high + gate, part = sum - high;
+    low += (high - (sum - part)) + (gate - part);
+    high = sum;
+  }
+};
+
+/// The sum in fixed point, rounded to nearest. NaN counts as 0, so that a diverged run ends with NaN in its output, not with
+/// a carry that points outside the table.
+template <class Real> std::int64_t fixed_sum(const GateSum<Real>& sum) {
+  return sum.high > 0 ? std::int64_t(std::llrint((double(sum.high) + double(sum.low)) * (1 / unit<Real>))) : 0;
 }
 
 }  // namespace capstan::kernels::terms

@@ -75,26 +75,26 @@ template <class Real> Real gate(Real u, Real floor) { return floor + (1 - floor)
 /// gate [n] and position [n] overwrite; u [n], read where `has` a gate; returns the tile's gate sum. `carry` =
 /// carry_value(…).
 template <class Real>
-Real positions(Real* gate_out, Real* position, const Real* u, std::uint64_t has, std::int64_t n, Real carry, Real last,
-               Real floor) {
-  Real sum = 0;
+GateSum<Real> positions(Real* gate_out, Real* position, const Real* u, std::uint64_t has, std::int64_t n, Real carry,
+                        Real last, Real floor) {
+  GateSum<Real> sum;
   for (std::int64_t j = n - 1; j >= 0; --j) {
     gate_out[j] = (has >> j & 1) ? gate(u[j], floor) : Real(0);
-    sum += gate_out[j];
-    position[j] = std::min(last, carry + sum);
+    sum.add(gate_out[j]);
+    position[j] = std::min(last, carry + sum.high);
   }
   return sum;
 }
 
 /// The same for a flat tile, whose only gate, if any, is that of its last key.
 template <class Real>
-Real flat_positions(Real* gate_out, Real* position, const Real* u, std::uint64_t has, std::int64_t n, Real carry,
-                    Real last, Real floor) {
+GateSum<Real> flat_positions(Real* gate_out, Real* position, const Real* u, std::uint64_t has, std::int64_t n,
+                             Real carry, Real last, Real floor) {
   const Real sum = has ? gate(u[n - 1], floor) : Real(0);
   std::fill_n(gate_out, n - 1, Real(0));
   gate_out[n - 1] = sum;
   std::fill_n(position, n, std::min(last, carry + sum));
-  return sum;
+  return {sum, 0};
 }
 
 /// Adjoint of one row and tile, far → near, of logit_j += interp(table, p_j). d_logit [n] is 0 where not allowed.

@@ -28,8 +28,8 @@ struct GatedLanes {
   std::vector<std::int64_t> gate_key, gate_row;  ///< separate: keys of the tile with a gate, and their rows of gate_k
   terms::TileGates gates{};
   terms::TilePath path;
-  alignas(64) std::array<float, largest_tile> total{},
-      flat_place{};  ///< [lane]: the tile's gate sum; position in a flat tile
+  /// [lane]: the tile's gate sum and what rounding took from it; position in a flat tile
+  alignas(64) std::array<float, largest_tile> total{}, total_low{}, flat_place{};
 
   GatedLanes(int which_in, const GateRule& rule_in, const QueryChunk& queries_in, const KeyChunk& keys_in,
              int lane_count)
@@ -47,6 +47,9 @@ struct GatedLanes {
 
   const View& gate_q() const { return queries.terms.gate_q[which] ? queries.terms.gate_q[which] : queries.q; }
   const View& gate_k() const { return keys.terms.gate_k[which] ? keys.terms.gate_k[which] : keys.k; }
+  std::int64_t fixed_total(std::int64_t lane) const {
+    return terms::fixed_sum(terms::GateSum<float>{total[std::size_t(lane)], total_low[std::size_t(lane)]});
+  }
   bool evaluated() const { return path.summed || !path.flat; }  ///< some gate was computed
 
   /// Everything of a query tile and head but the carried state.
@@ -118,12 +121,15 @@ template <int L, int W>
     gate = place;
   }
   for (int n = 0; n < L; n += W) {
-    Reals<W> running = {};
+    Reals<W> running = {}, low = {};  // terms::GateSum
     for (std::int64_t j = tile.keys - 1; j >= 0; --j) {
-      running += lanes<W>(gate + j * L + n);
+      const Reals<W> one = lanes<W>(gate + j * L + n), sum = running + one, part = sum - running;
+      low += (running - (sum - part)) + (one - part);
+      running = sum;
       lanes<W>(place + j * L + n) = running;
     }
     lanes<W>(&g.total[n]) = running;
+    lanes<W>(&g.total_low[n]) = low;
   }
 }
 
@@ -142,7 +148,10 @@ template <int L> [[gnu::always_inline]] inline void one_gate(GatedLanes& g, cons
 template <int L, int W>
 [[gnu::always_inline]] inline void read_gates(GatedLanes& g, const float* scores, const TilePair& tile,
                                               std::int64_t head) {
-  if (g.path.flat) g.total.fill(0);
+  if (g.path.flat) {
+    g.total.fill(0);
+    g.total_low.fill(0);
+  }
   if (!g.evaluated()) return;
   const float* u = gate_logits<L, W>(g, scores, tile, head);
   if (g.path.flat) one_gate<L>(g, u, tile);

@@ -1,5 +1,5 @@
-// Attention over a million tokens, forward and backward, one layer, one head of 16, and the same at 65,536 and 262,144: seconds,
-// memory, and sampled results against a direct computation (tests/support/long_attention.h). A markdown table.
+// Attention over a million tokens, forward and backward, one layer, one head of 16, and the same at 65,536 and 262,144:
+// seconds, memory, and sampled results against a direct computation (tests/support/long_attention.h). A markdown table.
 //
 //   bench_million [TOKENS…]             on 4 ranks that are threads
 //   mpirun -n N bench_million [TOKENS…]

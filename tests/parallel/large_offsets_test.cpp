@@ -211,7 +211,8 @@ TEST(LargeOffsets, PlansOfLongContexts) {
         EXPECT_EQ(std::accumulate(plan.local_tokens.begin(), plan.local_tokens.end(), std::int64_t(0)), context);
         EXPECT_EQ(plan.tokens_per_step, r.train.sequences * context);
         EXPECT_EQ(plan.total_tokens, r.train.sequences * context * r.train.steps);
-        // As in plan_test: K, V (and z) of 4 heads of 8 in f32 and three 8-byte integers, of a chunk of whole tiles of 64.
+        // As in plan_test: K, V (and z) of 4 heads of 8 in f32 and three 8-byte integers, of a chunk of whole tiles of
+        // 64.
         const std::int64_t chunk = steps_of(steps_of(context, 64), 2 * ranks) * 64,
                            values = (kind == "tape" ? 3 : 2) * 4 * 8 * 4;
         EXPECT_EQ(plan.bytes_per_hop_forward, ranks == 1 ? 0 : chunk * (values + 24));

@@ -1,5 +1,5 @@
-// Attention and parcels of tensors with more than 2^32 elements, of which only the last rows are there (large_tensors.h): the bits
-// of the same rows in small tensors. large_kernels_test.cpp has the other kernels.
+// Attention and parcels of tensors with more than 2^32 elements, of which only the last rows are there
+// (large_tensors.h): the bits of the same rows in small tensors. large_kernels_test.cpp has the other kernels.
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,6 @@
 #pragma once
-// Views of more than 2^32 elements on a machine of ordinary size: address space that is memory only where it is written.
+// Views of more than 2^32 elements on a machine of ordinary size: address space that is memory only where it is
+// written.
 
 #include <cstdint>
 
@@ -22,8 +23,8 @@ class SparseTensor {
   kernels::View view_;
 };
 
-/// A view [count · n, …] whose first (count - 1) n rows are one and the same memory of n rows, over and over; the last n have
-/// their own. Both begin as a copy of `rows` [n, …], whose bytes must be whole pages.
+/// A view [count · n, …] whose first (count - 1) n rows are one and the same memory of n rows, over and over; the last
+/// n have their own. Both begin as a copy of `rows` [n, …], whose bytes must be whole pages.
 class RepeatedTensor {
  public:
   RepeatedTensor(const kernels::View& rows, std::int64_t count);

@@ -1,9 +1,10 @@
 #pragma once
-// Attention over a long sequence on a ring of ranks, forward and backward, held against sampled rows and key columns that are
-// computed directly, in O(T) each, from the formulas of dense_attention.h:
+// Attention over a long sequence on a ring of ranks, forward and backward, held against sampled rows and key columns
+// that are computed directly, in O(T) each, from the formulas of dense_attention.h:
 //
 //   rows      all of o, lse, dq and the tables' gradients of 256 rows, from q, k, v and d_o alone
-//   columns   dk, dv of 64 keys and the pooled gate keys' gradient of a few blocks; each takes a part of every later row,
+//   columns   dk, dv of 64 keys and the pooled gate keys' gradient of a few blocks; each takes a part of every later
+//             row,
 //             whose lse and o (for δ = d_o·o) are the ring's own: the sampled rows speak for these
 //
 // Both are computed in f64 and, naively, in f32.
@@ -16,7 +17,8 @@
 
 namespace capstan::tests {
 
-/// Error of one result over its samples: the root mean square of ‖got - exact‖ / ‖exact‖, so that every sample counts alike.
+/// Error of one result over its samples: the root mean square of ‖got - exact‖ / ‖exact‖, so that every sample counts
+/// alike.
 struct LongError {
   std::string name;
   double error = 0;

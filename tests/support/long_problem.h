@@ -1,12 +1,13 @@
 #pragma once
-// Attention of one head over a very long sequence, and what is known of it by the global index alone: every input is a pure
-// function of it, so that a rank makes its own rows and an oracle any row it wants.
+// Attention of one head over a very long sequence, and what is known of it by the global index alone: every input is a
+// pure function of it, so that a rank makes its own rows and an oracle any row it wants.
 //
 //   cope           gates[0] = tokens; σ(u) is about a half, so that a row saturates (P = 63) after some 130 keys
-//   hierarchical   gates[0] = tokens of the own block, gates[1] = block ends, with gate keys of their own; about 130 blocks
+//   hierarchical   gates[0] = tokens of the own block, gates[1] = block ends, with gate keys of their own; about 130
+//                  blocks
 //
-// The tables are of rows: table_i[n] = q_i·e[n]. Where a position comes within `kink` of an integer, its derivative jumps and
-// rounding alone decides what f32 gets: such rows have d_o = 0.
+// The tables are of rows: table_i[n] = q_i·e[n]. Where a position comes within `kink` of an integer, its derivative
+// jumps and rounding alone decides what f32 gets: such rows have d_o = 0.
 
 #include <array>
 #include <cmath>
@@ -99,7 +100,8 @@ template <class Real> class LongRow {
   int sums() const { return problem_.sums(); }
   static Real scale() { return 1 / std::sqrt(Real(LongProblem::depth)); }
 
-  /// Which gate of a sum is the first one between the row and key j: negative, none; at the end of `gate` or beyond, not summed.
+  /// Which gate of a sum is the first one between the row and key j: negative, none; at the end of `gate` or beyond,
+  /// not summed.
   std::int64_t entry(int which, std::int64_t j) const {
     return which == 0 ? i - j : i / LongProblem::block - 1 - j / LongProblem::block;
   }
