@@ -20,6 +20,7 @@ constexpr std::int64_t longest = std::int64_t(1) << 30;  // tokens of one sequen
 constexpr std::int64_t most_steps = 1'000'000'000;
 constexpr std::int64_t largest_seed = 4'294'967'295;
 constexpr std::int64_t largest_vocabulary = 2'147'483'647;  // token ids are int32
+constexpr std::int64_t most_rows = 1 << 19;                 // of a table that score terms read
 constexpr double below_one = 0.99999999;
 
 /// Collects options under the section named last.
@@ -98,14 +99,15 @@ void declare(Table& t, PositionConfig& p) {
          "xPos: distance over which a channel decays by its factor once.");
   t.integer("randomized_length", p.randomized_length, 1, longest, "positions",
             "RandPE: positions are drawn from this many; at least the length of a sequence.");
-  t.integer("relative_positions", p.relative_positions, 1, 1 << 20, "rows",
+  t.integer("relative_positions", p.relative_positions, 1, most_rows, "rows",
             "Rows of the relative table; longer distances share the last.");
   t.flag("relative_shared", p.relative_shared, "One relative table for all layers.");
   t.integer("t5_buckets", p.t5_buckets, 2, 1 << 16, "buckets", "T5: distance buckets.");
-  t.integer("t5_distance", p.t5_distance, 2, 1 << 20, "tokens", "T5: distance from which all share the last bucket.");
+  t.integer("t5_distance", p.t5_distance, 2, most_rows - 1, "tokens",
+            "T5: distance from which all share the last bucket.");
   t.integer("fire_width", p.fire_width, 1, 1024, "channels", "FIRE: hidden width of its network.");
   t.integer("fire_length", p.fire_length, 1, longest, "tokens", "FIRE: the first value of its learned threshold.");
-  t.integer("cope_positions", p.cope_positions, 2, 1 << 20, "rows",
+  t.integer("cope_positions", p.cope_positions, 2, most_rows, "rows",
             "Rows of CoPE's table: contextual positions 0 to this less 1.");
   t.choice("cope_gate", p.cope_gate, {"keys", "separate", "values"},
            "CoPE's gate keys: the attention's keys, a projection of their own, or the values.");
@@ -119,7 +121,7 @@ void declare(Table& t, PositionConfig& p) {
   t.integer("block_size", p.block_size, 1, 1 << 20, "tokens", "Hierarchical CoPE: tokens per block.");
   t.integer("block_window", p.block_window, 1, 1 << 20, "blocks",
             "Hierarchical CoPE: the own block and earlier ones, so many in all, have gates per token.");
-  t.integer("block_positions", p.block_positions, 2, 1 << 20, "rows", "Hierarchical CoPE: rows of the block table.");
+  t.integer("block_positions", p.block_positions, 2, most_rows, "rows", "Hierarchical CoPE: rows of the block table.");
   t.choice("block_gates", p.block_gates, {"query", "token"},
            "Hierarchical CoPE: block gates from query and pooled keys, or from the tokens alone.");
   t.integer("tape_width", p.tape_width, 0, 1 << 20, "channels", "Inner width of TAPE's position layer; 0: 4 kv_heads.");

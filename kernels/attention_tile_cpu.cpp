@@ -28,7 +28,7 @@ struct Problem {
   std::int64_t heads, groups, depth, columns;
   std::int64_t depth_p, columns_p;  ///< padded
   float scale;
-  Floats q_t, q_rows, o_t, do_rows;                         // per row
+  Floats q_t, q_rows, o_t, do_rows, o_part;                 // per row
   Floats k_tile, u_tile, logit, d_logit, d_score, key_sum;  // per tile
   Floats m, l, delta;
   std::vector<GatedLanes> sums;  ///< those that are present
@@ -44,7 +44,7 @@ struct Problem {
         depth(queries.q.dim(2)), columns(keys.z ? 2 * depth : depth), depth_p(padded(depth)),
         columns_p(padded(columns)), scale(float(1 / std::sqrt(double(depth)))) {
     for (Floats* x : {&q_t, &q_rows}) x->resize(depth_p * lane_count);
-    for (Floats* x : {&o_t, &do_rows}) x->resize(columns_p * lane_count);
+    for (Floats* x : {&o_t, &do_rows, &o_part}) x->resize(columns_p * lane_count);
     k_tile.resize(largest_tile * depth_p);
     u_tile.resize(largest_tile * columns_p);
     for (Floats* x : {&logit, &d_logit, &d_score}) x->resize(largest_tile * lane_count);
@@ -238,21 +238,23 @@ template <int L, int W> [[gnu::always_inline]] inline void softmax_step(Problem&
   for (int lane = 0; lane < L; ++lane) {
     shrink[lane] = fast_exp(m[lane] - highest[lane]);
     m[lane] = highest[lane];
-    l[lane] *= shrink[lane];
   }
+  float sum[L] = {};  // of the tile alone: one chain over all keys would lose bits as it grows
   for (std::int64_t j = 0; j < tile.keys; ++j)
     for (int lane = 0; lane < L; ++lane) {
       logit[j * L + lane] = fast_exp(logit[j * L + lane] - highest[lane]);
-      l[lane] += logit[j * L + lane];
+      sum[lane] += logit[j * L + lane];
     }
+  for (int lane = 0; lane < L; ++lane) l[lane] = l[lane] * shrink[lane] + sum[lane];
   if (!p.kept.empty()) {
     find_kept<L>(p, tile);
     for (std::int64_t at = 0; at < tile.keys * L; ++at) logit[at] *= p.kept[at];
   }
   float* o = p.o_t.data();
+  float* part = p.o_part.data();
+  lanes_product<L, W>(part, p.u_tile.data(), 1, p.columns_p, logit, p.columns_p, tile.keys, false);
   for (std::int64_t e = 0; e < p.columns_p; ++e)
-    for (int lane = 0; lane < L; ++lane) o[e * L + lane] *= shrink[lane];
-  lanes_product<L, W>(o, p.u_tile.data(), 1, p.columns_p, logit, p.columns_p, tile.keys, true);
+    for (int lane = 0; lane < L; ++lane) o[e * L + lane] = o[e * L + lane] * shrink[lane] + part[e * L + lane];
 }
 
 template <int L, int W>

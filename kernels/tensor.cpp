@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 namespace capstan::kernels {
 
@@ -60,6 +61,9 @@ std::int64_t Shape::elements() const {
   for (int axis = 0; axis < rank_; ++axis)
     CAPSTAN_CHECK(!__builtin_mul_overflow(product, extent_[axis], &product), "the elements of {} do not fit in 63 bits",
                   text());
+  // Eight bytes are the widest element: what has a Shape has a number of bytes.
+  CAPSTAN_CHECK(product <= std::numeric_limits<std::int64_t>::max() / 8, "the bytes of {} do not fit in 63 bits",
+                text());
   return product;
 }
 

@@ -78,7 +78,7 @@ template <std::size_t N, class Op> void check(const std::array<Huge, N>& x, cons
   }
 }
 
-class LargeKernelsHeavy : public testing::TestWithParam<Device> {
+class LargeKernelsMatrix : public testing::TestWithParam<Device> {
  protected:
   Tensor random(kernels::Shape shape, std::uint64_t seed) const {
     return random_tensor(shape, DType::f32, GetParam(), seed);
@@ -92,14 +92,14 @@ class LargeKernelsHeavy : public testing::TestWithParam<Device> {
 };
 
 /// On `cpu` alone: `ref` takes many minutes.
-class LargeSlowKernelsHeavy : public LargeKernelsHeavy {};
+class LargeSlowKernelsMatrix : public LargeKernelsMatrix {};
 
-TEST_P(LargeKernelsHeavy, AddAndScale) {
+TEST_P(LargeKernelsMatrix, AddAndScale) {
   check(std::array{rows(1), rows(2)}, [](const auto& x) { kernels::add(x[0], x[1]); });
   check(std::array{rows(1)}, [](const auto& x) { kernels::scale(x[0], -1.001); });
 }
 
-TEST_P(LargeKernelsHeavy, Columns) {
+TEST_P(LargeKernelsMatrix, Columns) {
   check(std::array{heads(1, 1), heads(2, 2)}, [](const auto& x) {
     kernels::take_columns(x[0].reshape({x[0].dim(0), width / 2}), x[1].reshape({x[1].dim(0), width}), width / 2);
   });
@@ -107,7 +107,7 @@ TEST_P(LargeKernelsHeavy, Columns) {
         [](const auto& x) { kernels::put_columns(x[0], x[1], width / 2); });
 }
 
-TEST_P(LargeKernelsHeavy, Optimizers) {
+TEST_P(LargeKernelsMatrix, Optimizers) {
   const kernels::AdamW settings{1e-3, 0.9, 0.99, 1e-8, 0.1, 3};
   check(std::array{rows(1), rows(2)}, [](const auto& x) { kernels::sgd_step(x[0], x[1], 1e-3); });
   if (GetParam() == Device::ref) return;  // adamw_step: many minutes
@@ -117,7 +117,7 @@ TEST_P(LargeKernelsHeavy, Optimizers) {
         [&](const auto& x) { kernels::adamw_step(x[0], x[1], x[2], x[3], settings); });
 }
 
-TEST_P(LargeKernelsHeavy, Embedding) {
+TEST_P(LargeKernelsMatrix, Embedding) {
   const SparseTensor table({all_rows, width}, DType::f32, GetParam());
   const Tensor word = random({2, width}, 1), out({2, width}, DType::f32, GetParam());
   table.view().rows(all_rows - 2, all_rows).copy_from(word);
@@ -133,7 +133,7 @@ TEST_P(LargeKernelsHeavy, Embedding) {
   check(std::array{rows(1), Huge(some_ids)}, [&](const auto& x) { kernels::embedding_forward(x[0], x[1], small); });
 }
 
-TEST_P(LargeKernelsHeavy, EmbeddingGradientOfTheLastRow) {
+TEST_P(LargeKernelsMatrix, EmbeddingGradientOfTheLastRow) {
   const SparseTensor dy({all_rows, width}, DType::f32, GetParam()), ids({all_rows}, DType::i32, GetParam());
   const Tensor last = random({1, width}, 1), dw({2, width}, DType::f32, GetParam());
   dy.view().rows(all_rows - 1, all_rows).copy_from(last);
@@ -142,7 +142,7 @@ TEST_P(LargeKernelsHeavy, EmbeddingGradientOfTheLastRow) {
   EXPECT_TRUE(same_bits(dw.view().rows(1, 2), last));
 }
 
-TEST_P(LargeKernelsHeavy, Sums) {
+TEST_P(LargeKernelsMatrix, Sums) {
   const SparseTensor x({all_rows, width}, DType::f32, GetParam());
   float* last = x.view().as<float>() + all_rows * width - 1;
   *last = 3;
@@ -156,14 +156,14 @@ TEST_P(LargeKernelsHeavy, Sums) {
   EXPECT_FALSE(kernels::all_finite(x));
 }
 
-TEST_P(LargeKernelsHeavy, Linear) {
+TEST_P(LargeKernelsMatrix, Linear) {
   const Tensor w = random({1, width}, 1);
   check(std::array{Huge(random({few, 1}, 2)), rows(3)}, [&](const auto& x) { kernels::linear_forward(x[0], x[1], w); });
   check(std::array{rows(2), Huge(random({few, 1}, 3))},
         [&](const auto& x) { kernels::linear_backward_input(x[0], x[1], w); });
 }
 
-TEST_P(LargeKernelsHeavy, WeightGradientOfTheLastRow) {
+TEST_P(LargeKernelsMatrix, WeightGradientOfTheLastRow) {
   const SparseTensor x({all_rows, width}, DType::f32, GetParam()), dy({all_rows, 1}, DType::f32, GetParam());
   const Tensor last = random({1, width}, 1), dw({1, width}, DType::f32, GetParam());
   x.view().rows(all_rows - 1, all_rows).copy_from(last);
@@ -173,21 +173,21 @@ TEST_P(LargeKernelsHeavy, WeightGradientOfTheLastRow) {
   EXPECT_TRUE(same_bits(dw, last));
 }
 
-TEST_P(LargeKernelsHeavy, RmsNorm) {
+TEST_P(LargeKernelsMatrix, RmsNorm) {
   const Tensor w = random({width}, 1);
   check(std::array{zeros(), rows(2)}, [&](const auto& x) { kernels::rmsnorm_forward(x[0], x[1], w, 1e-5); });
   check(std::array{rows(1), rows(2), rows(3)},
         [&](const auto& x) { kernels::rmsnorm_backward(x[0], {}, x[1], x[2], w, 1e-5, Into::add); });
 }
 
-TEST_P(LargeSlowKernelsHeavy, Rotary) {
+TEST_P(LargeSlowKernelsMatrix, Rotary) {
   check(std::array{heads(2, 1), heads(2, 2), heads(1, 3)},
         [](const auto& x) { kernels::rotary_forward(x[0], x[1], x[2]); });
   check(std::array{heads(2, 1), heads(1, 2), heads(2, 3), heads(2, 4), heads(1, 5)},
         [](const auto& x) { kernels::rotary_backward(x[0], x[1], x[2], x[3], x[4]); });
 }
 
-TEST_P(LargeSlowKernelsHeavy, SwiGlu) {
+TEST_P(LargeSlowKernelsMatrix, SwiGlu) {
   check(std::array{zeros(), rows(1), rows(2)}, [](const auto& x) { kernels::swiglu_forward(x[0], x[1], x[2]); });
   check(std::array{zeros(), zeros(), rows(1), rows(2), rows(3)},
         [](const auto& x) { kernels::swiglu_backward(x[0], x[1], x[2], x[3], x[4]); });
@@ -195,12 +195,12 @@ TEST_P(LargeSlowKernelsHeavy, SwiGlu) {
   check(std::array{zeros(), rows(1), rows(2)}, [](const auto& x) { kernels::silu_backward(x[0], x[1], x[2]); });
 }
 
-TEST_P(LargeKernelsHeavy, Groups) {
+TEST_P(LargeKernelsMatrix, Groups) {
   check(std::array{heads(1, 1), heads(2, 2)}, [](const auto& x) { kernels::group_sum(x[0], x[1], 0.5); });
   check(std::array{heads(2, 1), heads(1, 2)}, [](const auto& x) { kernels::group_spread(x[0], x[1], 0.5); });
 }
 
-TEST_P(LargeSlowKernelsHeavy, CrossEntropy) {
+TEST_P(LargeSlowKernelsMatrix, CrossEntropy) {
   const Tensor w = random({3, width}, 1);
   const Tensor targets = random_ids({few}, GetParam(), 2, -1, 3);
   check(std::array{column(DType::f64, 0), column(DType::f64, 0), rows(3), Huge(targets)},
@@ -209,7 +209,7 @@ TEST_P(LargeSlowKernelsHeavy, CrossEntropy) {
         [&](const auto& x) { kernels::cross_entropy_backward(x[0], {}, x[1], x[2], w, x[3]); });
 }
 
-TEST_P(LargeKernelsHeavy, BlockPool) {
+TEST_P(LargeKernelsMatrix, BlockPool) {
   constexpr std::int64_t block = 128, means = few / block;
   const Huge x = rows(1), document = column(DType::i64, 0);
   const SparseTensor mean({all_rows / block, width}, DType::f32,
@@ -225,7 +225,7 @@ TEST_P(LargeKernelsHeavy, BlockPool) {
         [](const auto& v) { kernels::block_mean_backward(v[0], v[1], v[2], block); });
 }
 
-TEST_P(LargeSlowKernelsHeavy, Dropout) {
+TEST_P(LargeSlowKernelsMatrix, Dropout) {
   const Tensor index({few}, DType::i64, GetParam());
   for (std::int64_t t = 0; t < few; ++t) index.as<std::int64_t>()[t] = (std::int64_t(1) << 33) + t;
   check(std::array{rows(1), Huge(index)}, [](const auto& x) {
@@ -233,7 +233,7 @@ TEST_P(LargeSlowKernelsHeavy, Dropout) {
   });
 }
 
-TEST_P(LargeSlowKernelsHeavy, PositionMlp) {
+TEST_P(LargeSlowKernelsMatrix, PositionMlp) {
   const Tensor alpha = random({2, 2}, 1), up = random({1, 2}, 2), down = random({2, 1}, 3);
   check(std::array{heads(2, 4), heads(2, 5), heads(2, 6), Huge(random({few, 1}, 7))},
         [&](const auto& x) { kernels::position_mlp_forward(x[0], x[1], x[2], x[3], alpha, up, down); });
@@ -241,8 +241,8 @@ TEST_P(LargeSlowKernelsHeavy, PositionMlp) {
 
 std::string name_of_device(const testing::TestParamInfo<Device>& info) { return kernels::name_of(info.param); }
 
-INSTANTIATE_TEST_SUITE_P(On, LargeKernelsHeavy, testing::Values(Device::ref, Device::cpu), name_of_device);
-INSTANTIATE_TEST_SUITE_P(On, LargeSlowKernelsHeavy, testing::Values(Device::cpu), name_of_device);
+INSTANTIATE_TEST_SUITE_P(On, LargeKernelsMatrix, testing::Values(Device::ref, Device::cpu), name_of_device);
+INSTANTIATE_TEST_SUITE_P(On, LargeSlowKernelsMatrix, testing::Values(Device::cpu), name_of_device);
 
 }  // namespace
 }  // namespace capstan::tests

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# headers.sh [COMPILER [FOLDER]]: each header compiles alone, and twice in one file. FOLDER keeps the files, for ccache.
+# headers.sh [COMPILER [FOLDER]]: each header compiles alone, and may be included twice. FOLDER keeps the files, for ccache.
+# A header that its own source file includes first compiles alone in every build; the others are compiled here.
 . "$(dirname "$0")/common.sh"
 compiler=${1:-c++}
 folder=${2:-$(mktemp -d)}
@@ -9,6 +10,9 @@ if command -v ccache > /dev/null; then compiler="ccache $compiler"; fi
 export compiler folder
 
 check() {
+  if ! grep -qx '#pragma once' "$1"; then echo "$1:1: has no #pragma once"; fi
+  local own="${1%.h}.cpp"
+  if [ -f "$own" ] && [ "$(grep -m 1 '^#include' "$own")" = "#include \"$1\"" ]; then return; fi
   local unit="$folder/${1//\//_}.cpp"
   printf '#include "%s"\n#include "%s"\n' "$1" "$1" > "$unit"
   $compiler -std=c++20 -Wall -Wextra -Werror -I. -c "$unit" -o "$unit.o" > "$unit.log" 2>&1 ||

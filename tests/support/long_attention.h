@@ -4,8 +4,7 @@
 //
 //   rows      all of o, lse, dq and the tables' gradients of 256 rows, from q, k, v and d_o alone
 //   columns   dk, dv of 64 keys and the pooled gate keys' gradient of a few blocks; each takes a part of every later
-//             row,
-//             whose lse and o (for δ = d_o·o) are the ring's own: the sampled rows speak for these
+//             row, whose lse and o (for δ = d_o·o) are the ring's own: the sampled rows speak for these
 //
 // Both are computed in f64 and, naively, in f32.
 

@@ -9,10 +9,12 @@
 // The tables are of rows: table_i[n] = q_i·e[n]. Where a position comes within `kink` of an integer, its derivative
 // jumps and rounding alone decides what f32 gets: such rows have d_o = 0.
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "parallel/ring_attention.h"
