@@ -75,10 +75,14 @@ TEST(LargeOffsets, ReshapedViews) {
   }
 }
 
+/// A shape is refused where its elements, or eight bytes for each of them, do not fit in 63 bits.
 TEST(LargeOffsets, ShapesThatDoNotFitAreRefused) {
-  EXPECT_EQ(Shape({two31, two31}).elements(), std::int64_t(1) << 62);
-  EXPECT_EQ(Shape({two32 - 1, two31 - 1}).elements(), (two32 - 1) * (two31 - 1));
-  EXPECT_EQ(Shape({two31, two32 - 1}).elements(), two31 * (two32 - 1));
+  constexpr std::int64_t two28 = std::int64_t(1) << 28;
+  EXPECT_EQ(Shape({two31, two28}).elements(), std::int64_t(1) << 59);
+  EXPECT_EQ(Shape({two32 - 1, two28}).elements(), (two32 - 1) * two28);
+  EXPECT_EQ(Shape({two31 + 1, two28 - 1}).elements(), (two31 + 1) * (two28 - 1));
+  EXPECT_THROW(Shape({two32, two28}), Error);  // 2^60 elements: 2^63 bytes
+  EXPECT_THROW(Shape({two31, two31}), Error);
   EXPECT_THROW(Shape({two31, two32}), Error);  // 2^63
   EXPECT_THROW(Shape({two31 + 1, two32 - 1}), Error);
   EXPECT_THROW(Shape({two32, two32}), Error);  // 2^64: 0 in 64 bits
