@@ -47,9 +47,9 @@ TEST_P(CachedDecode, EqualsAFullForward) {
   tests::for_rank_counts({1, 2, 3, 4}, [](parallel::Communicator& ring) {
     const auto model = small_model({GetParam()});
     for (const std::int64_t tile : {16, 64}) {
-      const std::vector<std::int32_t> ids = random_prompt(220, model->config().vocabulary);
+      const std::vector<std::int32_t> ids = random_prompt(160, model->config().vocabulary);
       const Tensor expected = full_logits(*model, ids, 0, tile);
-      for (const std::int64_t prompt : {1, 5, 63, 64, 65, 130}) {
+      for (const std::int64_t prompt : {1, 63, 64, 130}) {
         SCOPED_TRACE(fmt::format("tile {}, prompt {}", tile, prompt));
         compare(ring, *model, expected, ids, prompt, tile, 1e-10);
         if (testing::Test::HasFatalFailure()) return;
@@ -70,14 +70,14 @@ INSTANTIATE_TEST_SUITE_P(Encodings, CachedDecode, testing::Values("none", "rope"
                          [](const auto& encoding) { return tests::name_of_kind(encoding.param); });
 
 /// Every encoding, cached against full; the prompt in one piece and in several, whose row states travel (pass_q).
-class CachedDecodeOfAll : public testing::TestWithParam<std::string> {};
+class CachedDecodeCovering : public testing::TestWithParam<std::string> {};
 
-TEST_P(CachedDecodeOfAll, EqualsAFullForward) {
+TEST_P(CachedDecodeCovering, EqualsAFullForward) {
   tests::for_rank_counts({1, 2, 3, 4}, [](parallel::Communicator& ring) {
     const auto model = small_model({GetParam()});
     const std::vector<std::int32_t> ids = random_prompt(150, model->config().vocabulary);
     const Tensor expected = full_logits(*model, ids, 0, 16);
-    for (const std::int64_t prompt : {5, 64, 97, 140})
+    for (const std::int64_t prompt : {5, 97})
       for (const std::int64_t prefill_chunk : {0, 16, 48}) {
         SCOPED_TRACE(fmt::format("prompt {} in pieces of {}", prompt, prefill_chunk));
         compare(ring, *model, expected, ids, prompt, 16, 1e-10, prefill_chunk);
@@ -93,7 +93,7 @@ std::vector<std::string> all_kinds() {
   return kinds;
 }
 
-INSTANTIATE_TEST_SUITE_P(Encodings, CachedDecodeOfAll, testing::ValuesIn(all_kinds()),
+INSTANTIATE_TEST_SUITE_P(Encodings, CachedDecodeCovering, testing::ValuesIn(all_kinds()),
                          [](const auto& encoding) { return tests::name_of_kind(encoding.param); });
 
 TEST(Generator, CachedDecodeOfBlockGatesFromTokens) {

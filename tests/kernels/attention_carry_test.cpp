@@ -52,7 +52,7 @@ std::vector<float> logits_of(const Distribution& distribution) {
 }
 
 /// Every position of a row, by the scalar term; and its carries back again.
-TEST(AttentionCarry, PositionsOverAMillionTokens) {
+TEST(AttentionCarryCovering, PositionsOverAMillionTokens) {
   for (const Distribution& distribution : all_distributions()) {
     const std::vector<float> u = logits_of(distribution);
     std::vector<std::int64_t> entry;  // carry on entry of each tile, near → far
@@ -79,7 +79,7 @@ TEST(AttentionCarry, PositionsOverAMillionTokens) {
 }
 
 /// The fast kernel's carry after every chunk, forward and backward: one row, D = 1, q = 1, so that the logits are k.
-TEST(AttentionCarry, FastKernelOverAMillionTokens) {
+TEST(AttentionCarryCovering, FastKernelOverAMillionTokens) {
   for (const Distribution& distribution : all_distributions()) {
     AttentionProblem problem = random_attention({.tokens = 1, .depth = 1, .npos = last + 1}, 3);
     problem.q.as<double>()[0] = 1;
