@@ -206,11 +206,9 @@ RingSaved decode_attention(Communicator& ring, const GrowingLayout& layout, cons
   const auto part = [&](std::int64_t from, const Shape& shape) {
     return state.view().rows(from, from + shape.elements()).reshape(shape);
   };
-  const kernels::AttentionState all{part(0, {1, heads, columns}),
-                                    part(heads * columns, {1, heads}),
-                                    part(heads * (columns + 1), {1, heads}),
-                                    {view_or_absent(carry[0]), view_or_absent(carry[1])},
-                                    {view_or_absent(horizon[0]), view_or_absent(horizon[1])}};
+  const kernels::AttentionState all{part(0, {1, heads, columns}), part(heads * columns, {1, heads}),
+                                    part(heads * (columns + 1), {1, heads}), views_or_absent(carry),
+                                    views_or_absent(horizon)};
   attention_begin(all);
   for (auto chunk = own.rbegin(); chunk != own.rend(); ++chunk) {
     for (int sum = 0; sum < kernels::gated_sums; ++sum)

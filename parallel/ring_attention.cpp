@@ -88,16 +88,6 @@ AttentionSettings settings_of(const Ring& ring, const RingInputs& in, const Atte
   return own;
 }
 
-Fields forward_state(const RingSaved& saved, const View& l) {
-  return {{saved.o},
-          {saved.lse},
-          {l},
-          {view_or_absent(saved.carry[0])},
-          {view_or_absent(saved.carry[1])},
-          {view_or_absent(saved.horizon[0]), Per::tile},
-          {view_or_absent(saved.horizon[1]), Per::tile}};
-}
-
 /// The last `local` tokens of an array [B, T, …] with B = 1, or all of it.
 View new_rows(const Tensor& all, std::int64_t local) {
   if (!all || all.shape()[1] == local) return view_or_absent(all);
@@ -140,16 +130,13 @@ RingSaved forward(const Ring& ring, const SequenceLayout& row_layout, const Ring
   const Tensor pooled = pool_keys(ring, keys_in, settings);
 
   // The whole shard as one state: lse holds the running maximum until the end.
-  const kernels::AttentionState all{saved.o,
-                                    saved.lse,
-                                    l,
-                                    {view_or_absent(saved.carry[0]), view_or_absent(saved.carry[1])},
-                                    {view_or_absent(saved.horizon[0]), view_or_absent(saved.horizon[1])}};
+  const kernels::AttentionState all{saved.o, saved.lse, l, views_or_absent(saved.carry),
+                                    views_or_absent(saved.horizon)};
   attention_begin(all);
   RingRoles roles = common_roles(ring, keys_in, settings, view_or_absent(pooled), view_or_absent(saved.offsets.key));
   roles.row_layout = &row_layout;
   roles.rows = row_fields(in, new_rows(saved.offsets.row, local));
-  roles.state = forward_state(saved, l);
+  roles.state = softmax_fields(saved.o, saved.lse, l, views_or_absent(saved.carry), views_or_absent(saved.horizon));
   roles.begin = [&](const RowsInHand& rows) {
     for (std::int64_t b = 0; b < batch; ++b)
       attention_begin(attention_state(rows.state, whole_of(rows.state, state_o, state_horizon, b)));
@@ -215,34 +202,6 @@ void clear(const RingGradients& out) {
     if (x) x.fill_zero();
 }
 
-Fields backward_rows(const RingInputs& in, const RingSaved& saved, const BackwardArrays& a, const View& d_o) {
-  Fields fields = row_fields(in, view_or_absent(saved.offsets.row));
-  for (const Field& field : Fields{{d_o},
-                                   {saved.lse},
-                                   {a.delta},
-                                   {view_or_absent(saved.carry[0])},
-                                   {view_or_absent(saved.carry[1])},
-                                   {view_or_absent(saved.horizon[0]), Per::tile},
-                                   {view_or_absent(saved.horizon[1]), Per::tile}})
-    fields.push_back(field);
-  return fields;
-}
-
-Fields backward_state_fields(const RingGradients& out, const BackwardArrays& a) {
-  return {{out.dq},
-          {out.terms.table[0]},
-          {out.terms.table[1]},
-          {out.terms.gate_q[0]},
-          {out.terms.gate_q[1]},
-          {view_or_absent(a.d_row_offset)},
-          {out.terms.offset_table},
-          {out.terms.relative},
-          {view_or_absent(a.carry[0])},
-          {view_or_absent(a.carry[1])},
-          {view_or_absent(a.gate_grad[0])},
-          {view_or_absent(a.gate_grad[1])}};
-}
-
 /// Gradients of one sequence's keys. Where gates are on the values, their gradient joins dv.
 kernels::AttentionGradients gradients_of(const Parcel& rows, const Parcel& keys, const Piece& p, bool gates_on_values,
                                          const kernels::SharedTerms& shared) {
@@ -266,8 +225,11 @@ void ring_attention_backward(const Ring& ring, const RingGradients& out, const R
   const BackwardArrays arrays = backward_arrays(in, saved, d_o, view_or_absent(pooled));
   clear(out);
   RingRoles roles = common_roles(ring, in, settings, view_or_absent(pooled), view_or_absent(saved.offsets.key));
-  roles.rows = backward_rows(in, saved, arrays, d_o);
-  roles.state = backward_state_fields(out, arrays);
+  roles.rows = joined(
+      row_fields(in, view_or_absent(saved.offsets.row)),
+      softmax_fields(d_o, saved.lse, arrays.delta, views_or_absent(saved.carry), views_or_absent(saved.horizon)));
+  roles.state = row_gradient_fields(out.dq, out.terms, view_or_absent(arrays.d_row_offset),
+                                    views_or_absent(arrays.carry), views_or_absent(arrays.gate_grad));
   roles.key_gradients = key_gradient_fields(out.dk, out.dv, z_travels(in) ? out.dz : View(),
                                             in.gates_on_values ? View() : out.terms.gate_k[0],
                                             view_or_absent(arrays.d_pooled), view_or_absent(arrays.d_key_offset));

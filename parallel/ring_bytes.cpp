@@ -21,35 +21,17 @@ RingBytes bytes_sent(const SequenceLayout& layout, const RingSchedule& schedule,
   const View gate_k = in.terms.gate_k[1];
   const View pooled =
       gate_k ? view({batch, layout.local_steps(rank, block_of(settings)), gate_k.dim(2), gate_k.dim(3)}, type) : View();
-  const auto sum = [&](int which, const View& x) { return has_sum(settings, which) ? x : View(); };
+  const auto per_sum = [&](const View& x) {
+    return PerSum{has_sum(settings, 0) ? x : View(), has_sum(settings, 1) ? x : View()};
+  };
 
   const Fields keys = key_fields(in, pooled, offset);
   const Fields gradients = key_gradient_fields(in.k, in.v, z_travels(in) ? in.z : View(),
                                                in.gates_on_values ? View() : in.terms.gate_k[0], pooled, d_offset);
   const Fields rows = row_fields(in, offset);
-  Fields back_rows = rows;
-  for (const Field& field : Fields{{d_o},
-                                   {row},
-                                   {row},
-                                   {sum(0, count)},
-                                   {sum(1, count)},
-                                   {sum(0, tiles), Per::tile},
-                                   {sum(1, tiles), Per::tile}})
-    back_rows.push_back(field);
-  const Fields state{
-      {d_o}, {row}, {row}, {sum(0, count)}, {sum(1, count)}, {sum(0, tiles), Per::tile}, {sum(1, tiles), Per::tile}};
-  const Fields back_state{{in.q},
-                          {in.terms.table[0]},
-                          {in.terms.table[1]},
-                          {in.terms.gate_q[0]},
-                          {in.terms.gate_q[1]},
-                          {d_offset},
-                          {in.terms.offset_table},
-                          {in.terms.relative},
-                          {sum(0, count)},
-                          {sum(1, count)},
-                          {sum(0, row)},
-                          {sum(1, row)}};
+  const Fields state = softmax_fields(d_o, row, row, per_sum(count), per_sum(tiles));
+  const Fields back_rows = joined(rows, state);
+  const Fields back_state = row_gradient_fields(in.q, in.terms, d_offset, per_sum(count), per_sum(row));
 
   const Steps steps{settings.tile, block_of(settings)};
   const auto bytes = [&](const std::vector<Transfer>& list, const Fields& fields) {

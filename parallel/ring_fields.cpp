@@ -36,6 +36,22 @@ Fields row_fields(const RingInputs& in, const View& row_offset) {
           {in.terms.relative}};
 }
 
+Fields softmax_fields(const View& o, const View& m, const View& l, const PerSum& carry, const PerSum& horizon) {
+  return {{o}, {m}, {l}, {carry[0]}, {carry[1]}, {horizon[0], Per::tile}, {horizon[1], Per::tile}};
+}
+
+Fields row_gradient_fields(const View& dq, const RingTerms& d_terms, const View& d_row_offset, const PerSum& carry,
+                           const PerSum& gate_grad) {
+  return {{dq},           {d_terms.table[0]},     {d_terms.table[1]}, {d_terms.gate_q[0]}, {d_terms.gate_q[1]},
+          {d_row_offset}, {d_terms.offset_table}, {d_terms.relative}, {carry[0]},          {carry[1]},
+          {gate_grad[0]}, {gate_grad[1]}};
+}
+
+Fields joined(Fields first, const Fields& others) {
+  first.insert(first.end(), others.begin(), others.end());
+  return first;
+}
+
 kernels::QueryChunk query_chunk(const Parcel& rows, std::int64_t b, std::int64_t begin, std::int64_t end) {
   const auto part = [&](int field) { return rows.at(field, b, begin, end); };
   return {part(row_q),

@@ -47,6 +47,9 @@ enum RowGradient : int {
 inline bool z_travels(const RingInputs& in) { return in.z && !in.make_z; }
 
 inline View view_or_absent(const Tensor& tensor) { return tensor ? tensor.view() : View(); }
+inline std::array<View, kernels::gated_sums> views_or_absent(const std::array<Tensor, kernels::gated_sums>& tensors) {
+  return {view_or_absent(tensors[0]), view_or_absent(tensors[1])};
+}
 
 inline bool has_sum(const AttentionSettings& settings, int sum) {
   return settings.gates[std::size_t(sum)].gates != kernels::Gates::none;
@@ -65,6 +68,16 @@ Fields key_fields(const RingInputs& in, const View& pooled, const View& key_offs
 Fields key_gradient_fields(const View& dk, const View& dv, const View& dz, const View& d_gate0, const View& d_pooled,
                            const View& d_offset);
 Fields row_fields(const RingInputs& in, const View& row_offset);
+
+using PerSum = std::array<View, kernels::gated_sums>;
+/// Forward's state of rows: o [B, T, H, E], m and l [B, T, H]. Backward's rows end with fields of the same shapes: d_o, lse
+/// and delta.
+Fields softmax_fields(const View& o, const View& m, const View& l, const PerSum& carry, const PerSum& horizon);
+/// Backward's state of rows. d_terms: as the inputs' terms; of these only what belongs to rows.
+Fields row_gradient_fields(const View& dq, const RingTerms& d_terms, const View& d_row_offset, const PerSum& carry,
+                           const PerSum& gate_grad);
+/// The first fields, then the others.
+Fields joined(Fields first, const Fields& others);
 
 kernels::QueryChunk query_chunk(const Parcel& rows, std::int64_t b, std::int64_t begin, std::int64_t end);
 /// z: made on arrival, or absent (then the parcel's).

@@ -14,9 +14,7 @@
 namespace capstan::framework {
 
 Cope::Cope(const PositionConfig& position, const EncodingShape& shape)
-    : position_(position), shape_(shape),
-      table_("table", position.cope_positions, position.cope_scaled ? 1 / std::sqrt(double(shape.head_size)) : 1,
-             position.cope_shared) {}
+    : position_(position), shape_(shape), table_("table", position.cope_positions, factor(), position.cope_shared) {}
 
 double Cope::factor() const { return position_.cope_scaled ? 1 / std::sqrt(double(shape_.head_size)) : 1; }
 

@@ -6,9 +6,8 @@
 //   H-C  block gates σ(mean over the block of w_h·xn + b_h): they do not depend on the query, so that block positions are
 //        differences of prefix sums and come in any order (parallel/offsets.h).
 
-#include <cmath>
-
 #include "framework/encodings/cope.h"
+#include "framework/encodings/head_logits.h"
 #include "kernels/linear.h"
 
 namespace capstan::framework {
@@ -26,42 +25,26 @@ class HierarchicalCope : public Cope {
   void declare(Parameters& parameters) override {
     Cope::declare(parameters);
     block_table_.declare(parameters, shape_, position_.cope_every);
-    for (std::int64_t layer = 0; layer < shape_.layers; ++layer) {
-      const std::string prefix = fmt::format("model.layers.{}.position.", layer);
-      if (!is_on(int(layer))) {
-        weights_.push_back(nullptr);
-        biases_.push_back(nullptr);
-      } else if (by_query_) {
-        biases_.push_back(nullptr);
-        weights_.push_back(&parameters.declare(prefix + "block_keys",
-                                               {shape_.kv_heads * shape_.head_size, shape_.width}, Init::normal));
-      } else {
-        weights_.push_back(&parameters.declare(prefix + "block_gate", {shape_.heads, shape_.width}, Init::normal));
-        biases_.push_back(&parameters.declare(prefix + "block_gate_bias", {shape_.heads}, Init::zero));
-      }
-    }
+    if (!by_query_) return gates_.declare(parameters, shape_, "block_gate", position_.cope_every);
+    for (std::int64_t layer = 0; layer < shape_.layers; ++layer)
+      keys_.push_back(is_on(int(layer))
+                          ? &parameters.declare(fmt::format("model.layers.{}.position.block_keys", layer),
+                                                {shape_.kv_heads * shape_.head_size, shape_.width}, Init::normal)
+                          : nullptr);
   }
 
   Prepared prepare(int layer, const Projections& in) override {
     Prepared out = Cope::prepare(layer, in);
     if (!is_on(layer)) return out;
-    const std::int64_t tokens = in.xn.dim(0);
-    const View& weight = weights_[std::size_t(layer)]->value;
     if (by_query_) {
+      const View& weight = keys_[std::size_t(layer)]->value;
       out.table[1] = block_table_.logits(layer, in.q);
       out.gate_k[1] = zeros_like(in.k);
-      kernels::linear_forward(out.gate_k[1].view().reshape({tokens, weight.dim(0)}), in.xn, weight);
-      return out;
+      kernels::linear_forward(out.gate_k[1].view().reshape({in.xn.dim(0), weight.dim(0)}), in.xn, weight);
+    } else {
+      out.offset_table = block_table_.logits(layer, in.q);
+      out.offset_source = gates_.logits(layer, in.xn);
     }
-    out.offset_table = block_table_.logits(layer, in.q);
-    out.offset_source = Tensor({tokens, shape_.heads}, in.xn.type(), in.xn.device());
-    kernels::linear_forward(out.offset_source, in.xn, weight);
-    kernels::with_real(in.xn.type(), [&](auto real) {
-      using Real = decltype(real);
-      const Real* bias = biases_[std::size_t(layer)]->value.template as<Real>();
-      Real* a = out.offset_source.as<Real>();
-      for (std::int64_t i = 0; i < tokens * shape_.heads; ++i) a[i] += bias[i % shape_.heads];
-    });
     return out;
   }
   /// Two products in reverse: the block table's, and the block keys' or block gates'.
@@ -69,18 +52,12 @@ class HierarchicalCope : public Cope {
                         const Projections& in) override {
     Cope::prepare_backward(layer, d, d_prepared, in);
     if (!is_on(layer)) return;
-    const Parameter& weight = *weights_[std::size_t(layer)];
-    const std::int64_t tokens = in.xn.dim(0);
     block_table_.logits_backward(layer, d.q, by_query_ ? d_prepared.table[1] : d_prepared.offset_table, in.q);
-    const View d_out = by_query_ ? d_prepared.gate_k[1].reshape({tokens, weight.shape[0]}) : d_prepared.offset_source;
-    kernels::linear_backward_input(d.xn, d_out, weight.value, kernels::Into::add);
-    if (weight.grad) kernels::linear_backward_weight(weight.grad, d_out, in.xn);
-    if (by_query_ || !biases_[std::size_t(layer)]->grad) return;
-    kernels::with_real(in.xn.type(), [&](auto real) {
-      using Real = decltype(real);
-      Real* bias = biases_[std::size_t(layer)]->grad.template as<Real>();
-      for (std::int64_t i = 0; i < tokens * shape_.heads; ++i) bias[i % shape_.heads] += d_out.as<Real>()[i];
-    });
+    if (!by_query_) return gates_.backward(layer, d.xn, d_prepared.offset_source, in.xn);
+    const Parameter& weight = *keys_[std::size_t(layer)];
+    const View d_keys = d_prepared.gate_k[1].reshape({in.xn.dim(0), weight.shape[0]});
+    kernels::linear_backward_input(d.xn, d_keys, weight.value, kernels::Into::add);
+    if (weight.grad) kernels::linear_backward_weight(weight.grad, d_keys, in.xn);
   }
 
   Terms terms(int layer) const override {
@@ -97,7 +74,8 @@ class HierarchicalCope : public Cope {
  private:
   bool by_query_;  // H-B, else H-C
   RowTable block_table_;
-  std::vector<Parameter*> weights_, biases_;  // per layer: [G D, C]; or [H, C] and [H]; null without CoPE
+  std::vector<Parameter*> keys_;  // H-B: per layer [G D, C], null without CoPE
+  HeadLogits gates_;              // H-C
 };
 
 }  // namespace

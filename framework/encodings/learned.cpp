@@ -2,6 +2,7 @@
 // length that the model is trained at. There is nothing beyond it: a longer sequence is refused.
 
 #include "framework/encoding.h"
+#include "kernels/elementwise.h"
 #include "kernels/embedding.h"
 
 namespace capstan::framework {
@@ -33,10 +34,7 @@ class Learned : public Encoding {
   void embed(const View& x) override {
     Tensor rows = zeros_like(x);
     kernels::embedding_forward(rows, ids_, rows_->value);
-    kernels::with_real(x.type(), [&](auto real) {
-      using Real = decltype(real);
-      for (std::int64_t i = 0; i < x.elements(); ++i) x.as<Real>()[i] += rows.as<Real>()[i];
-    });
+    kernels::add(x, rows);
   }
   void embed_backward(const View& dx) override {
     if (rows_->grad) kernels::embedding_backward(rows_->grad, ids_, dx);

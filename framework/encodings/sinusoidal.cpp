@@ -11,8 +11,9 @@ namespace {
 
 class Sinusoidal : public Encoding {
  public:
-  Sinusoidal(const PositionConfig& position, const EncodingShape& shape)
-      : theta_(position.theta), width_(shape.width) {}
+  Sinusoidal(const PositionConfig& position, const EncodingShape& shape) : width_(shape.width) {
+    for (std::int64_t c = 0; c < width_; c += 2) scale_.push_back(std::pow(position.theta, double(c) / double(width_)));
+  }
 
   void begin(const TokenRows& rows, std::int64_t, Device, DType) override { position_ = rows.position; }
 
@@ -22,16 +23,16 @@ class Sinusoidal : public Encoding {
       using Real = decltype(real);
       for (std::int64_t n = 0; n < x.dim(0); ++n)
         for (std::int64_t c = 0; c < width_; ++c) {
-          const double angle = double(position[n]) / std::pow(theta_, double(c / 2 * 2) / double(width_));
+          const double angle = double(position[n]) / scale_[std::size_t(c / 2)];
           x.as<Real>()[n * width_ + c] += Real(c % 2 == 0 ? std::sin(angle) : std::cos(angle));
         }
     });
   }
 
  private:
-  double theta_;
   std::int64_t width_;
-  View position_;  // [B, T]
+  std::vector<double> scale_;  // per pair of channels
+  View position_;              // [B, T]
 };
 
 }  // namespace

@@ -77,7 +77,7 @@ TEST_P(CachedDecodeCovering, EqualsAFullForward) {
     const auto model = small_model({GetParam()});
     const std::vector<std::int32_t> ids = random_prompt(150, model->config().vocabulary);
     const Tensor expected = full_logits(*model, ids, 0, 16);
-    for (const std::int64_t prompt : {5, 97})
+    for (const std::int64_t prompt : {5, 64, 65, 97, 140})
       for (const std::int64_t prefill_chunk : {0, 16, 48}) {
         SCOPED_TRACE(fmt::format("prompt {} in pieces of {}", prompt, prefill_chunk));
         compare(ring, *model, expected, ids, prompt, 16, 1e-10, prefill_chunk);

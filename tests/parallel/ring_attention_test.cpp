@@ -225,9 +225,11 @@ class Oracle {
   std::vector<DenseGradients> gradients_;
 };
 
-std::vector<Case> all_cases(std::int64_t npos, DType type, Device device) {
+const std::vector<std::int64_t> some_lengths{1, 7, 64, 65, 129, 200}, other_lengths{2, 63, 127, 128, 257};
+
+std::vector<Case> cases_of(const std::vector<std::int64_t>& lengths, std::int64_t npos, DType type, Device device) {
   std::vector<Case> cases;
-  for (std::int64_t tokens : {1, 7, 64, 65, 129, 200})
+  for (std::int64_t tokens : lengths)
     for (bool z : {false, true}) {
       const auto problems = make_problems(tokens, z, npos);
       for (std::int64_t tile : {16, 64}) cases.push_back({tokens, tile, type, device, problems});
@@ -245,8 +247,9 @@ std::vector<std::pair<std::string, int>> schedules_of(int ranks, bool ordered) {
 }
 
 /// zigzag adds in another order: everything else has the bits of one rank.
-void compare_rank_counts(std::int64_t npos, DType type, Device device, double tolerance) {
-  const std::vector<Case> cases = all_cases(npos, type, device);
+void compare_rank_counts(const std::vector<std::int64_t>& lengths, std::int64_t npos, DType type, Device device,
+                         double tolerance) {
+  const std::vector<Case> cases = cases_of(lengths, npos, type, device);
   std::vector<Shard> alone;
   for (const Case& c : cases) alone.push_back(run_alone(c));
   std::map<const Problems*, Oracle> oracles;
@@ -278,14 +281,23 @@ void compare_rank_counts(std::int64_t npos, DType type, Device device, double to
 class RingAttentionWithTable : public testing::TestWithParam<std::int64_t> {};
 
 TEST_P(RingAttentionWithTable, RefEqualsOneRankAndTheOracle) {
-  compare_rank_counts(GetParam(), DType::f64, Device::ref, 1e-12);
+  compare_rank_counts(some_lengths, GetParam(), DType::f64, Device::ref, 1e-12);
 }
 
-TEST_P(RingAttentionWithTable, CpuEqualsOneRank) { compare_rank_counts(GetParam(), DType::f32, Device::cpu, 1e-5); }
+TEST_P(RingAttentionWithTable, CpuEqualsOneRank) {
+  compare_rank_counts(some_lengths, GetParam(), DType::f32, Device::cpu, 1e-5);
+}
 
 // 0: no CoPE; with 9 positions rows saturate, with 160 none does.
 INSTANTIATE_TEST_SUITE_P(Positions, RingAttentionWithTable, testing::Values(0, 9, 160),
                          testing::PrintToStringParamName());
+
+TEST(RingAttentionCovering, OtherLengths) {
+  for (const std::int64_t npos : {0, 9, 160}) {
+    compare_rank_counts(other_lengths, npos, DType::f64, Device::ref, 1e-12);
+    compare_rank_counts(other_lengths, npos, DType::f32, Device::cpu, 1e-5);
+  }
+}
 
 TEST(RingAttention, TwoRunsHaveTheSameBits) {
   const auto without = make_problems(200, true, 0), with = make_problems(200, true, 9);
