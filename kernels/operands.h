@@ -13,10 +13,14 @@ class Operands {
   Operands(std::string_view operation, const View& first)
       : operation_(operation), device_(first.device()), type_(first.type()) {
     CAPSTAN_CHECK(first, "{}: the first operand is absent", operation);
-    const bool computable = type_ == DType::f32 || (type_ == DType::f64 && device_ == Device::ref);
+    const bool computable = type_ == DType::f32 || type_ == (device_ == Device::ref ? DType::f64 : DType::bf16);
     CAPSTAN_CHECK(computable, "{}: {} is not computed on {}", operation, name_of(type_), name_of(device_));
   }
   void check(std::string_view name, const View& view, const Shape& shape) const { check(name, view, shape, type_); }
+  /// For sums, which are wide beside narrow values.
+  void check_wide(std::string_view name, const View& view, const Shape& shape) const {
+    check(name, view, shape, wide(type_));
+  }
   void check(std::string_view name, const View& view, const Shape& shape, DType type) const {
     CAPSTAN_CHECK(view, "{}: {} is absent", operation_, name);
     CAPSTAN_CHECK(view.device() == device_, "{}: {} is on {}, not on {}", operation_, name, name_of(view.device()),

@@ -19,6 +19,7 @@ std::int64_t size_of(DType type) {
   switch (type) {
     case DType::f64: return 8;
     case DType::f32: return 4;
+    case DType::bf16: return 2;
     case DType::i64: return 8;
     case DType::i32: return 4;
     case DType::u8: return 1;
@@ -30,6 +31,7 @@ std::string name_of(DType type) {
   switch (type) {
     case DType::f64: return "f64";
     case DType::f32: return "f32";
+    case DType::bf16: return "bf16";
     case DType::i64: return "i64";
     case DType::i32: return "i32";
     case DType::u8: return "u8";

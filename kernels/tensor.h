@@ -8,23 +8,28 @@
 #include <string>
 #include <vector>
 
+#include "kernels/bfloat16.h"
 #include "kernels/check.h"
 
 namespace capstan::kernels {
 
-/// Element types. f64 is computed on `ref` only. Integers carry token ids, global indices and fixed-point sums.
-enum class DType : std::uint8_t { f64, f32, i64, i32, u8 };
+/// Element types. f64 is computed on `ref` only, bf16 on `cpu` only. Integers carry token ids, global indices and
+/// fixed-point sums.
+enum class DType : std::uint8_t { f64, f32, bf16, i64, i32, u8 };
 
-/// Where an operation runs. `ref`: naive, single thread, f32 and f64. `cpu`: SIMD, f32.
+/// Where an operation runs. `ref`: naive, single thread, f32 and f64. `cpu`: SIMD and threads, f32 and bf16.
 enum class Device : std::uint8_t { ref, cpu };
 
 std::int64_t size_of(DType type);  ///< bytes
+/// The type of sums, positions and gradients of weights beside values of `type`: f32 beside bf16, else the same.
+constexpr DType wide(DType type) { return type == DType::bf16 ? DType::f32 : type; }
 std::string name_of(DType type);
 std::string name_of(Device device);
 
 template <class T> struct DTypeOf;
 template <> struct DTypeOf<double> { static constexpr DType value = DType::f64; };
 template <> struct DTypeOf<float> { static constexpr DType value = DType::f32; };
+template <> struct DTypeOf<BFloat16> { static constexpr DType value = DType::bf16; };
 template <> struct DTypeOf<std::int64_t> { static constexpr DType value = DType::i64; };
 template <> struct DTypeOf<std::int32_t> { static constexpr DType value = DType::i32; };
 template <> struct DTypeOf<std::uint8_t> { static constexpr DType value = DType::u8; };
@@ -120,6 +125,13 @@ MemoryUse tensor_memory();
 template <class F> void with_real(DType type, F&& f) {
   if (type == DType::f64) return f(double{});
   CAPSTAN_CHECK(type == DType::f32, "{} is not a floating-point type that kernels compute in", name_of(type));
+  f(float{});
+}
+
+/// Calls f(float{}) or f(BFloat16{}), the types that `cpu` stores values in: the body of its kernels.
+template <class F> void with_stored(DType type, F&& f) {
+  if (type == DType::bf16) return f(BFloat16{});
+  CAPSTAN_CHECK(type == DType::f32, "{} is not a type that `cpu` computes with", name_of(type));
   f(float{});
 }
 

@@ -48,6 +48,7 @@ void combine(const View& into, const View& other, Reduce how) {
     case DType::i64: return combine_as(into.as<std::int64_t>(), other.as<std::int64_t>(), count, how);
     case DType::i32: return combine_as(into.as<std::int32_t>(), other.as<std::int32_t>(), count, how);
     case DType::u8: return combine_as(into.as<std::uint8_t>(), other.as<std::uint8_t>(), count, how);
+    case DType::bf16: fail(ExitCode::internal, "a reduction of bf16 values: sums are taken in f32");
   }
 }
 

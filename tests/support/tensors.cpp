@@ -20,17 +20,28 @@ template <class F> void with_element(DType type, F&& f) {
   switch (type) {
     case DType::f64: return f(double{});
     case DType::f32: return f(float{});
+    case DType::bf16: return f(kernels::BFloat16{});
     case DType::i64: return f(std::int64_t{});
     case DType::i32: return f(std::int32_t{});
     case DType::u8: return f(std::uint8_t{});
   }
 }
 
+template <class T> T element_of(double value) {
+  if constexpr (std::is_same_v<T, kernels::BFloat16>) return kernels::to_bfloat16(float(value));
+  else return static_cast<T>(value);
+}
+
+template <class T> double value_of(T element) {
+  if constexpr (std::is_same_v<T, kernels::BFloat16>) return kernels::to_float(element);
+  else return static_cast<double>(element);
+}
+
 void assign(const View& view, const std::vector<double>& values) {
   CAPSTAN_CHECK(view.elements() == std::ssize(values), "{} values for {}", values.size(), view.shape().text());
   with_element(view.type(), [&](auto zero) {
     using T = decltype(zero);
-    std::transform(values.begin(), values.end(), view.as<T>(), [](double value) { return static_cast<T>(value); });
+    std::transform(values.begin(), values.end(), view.as<T>(), [](double value) { return element_of<T>(value); });
   });
 }
 
@@ -84,7 +95,7 @@ std::vector<double> values_of(const View& view) {
   with_element(view.type(), [&](auto zero) {
     using T = decltype(zero);
     std::transform(view.as<T>(), view.as<T>() + view.elements(), values.begin(),
-                   [](T value) { return static_cast<double>(value); });
+                   [](T value) { return value_of(value); });
   });
   return values;
 }
