@@ -1,5 +1,6 @@
 // Ranks as MPI processes. Only point-to-point messages are used: the collectives are ours (collectives.cpp). MPI knows
-// no deadline and moves nothing by itself, so every wait here is a loop around MPI_Testall that we can leave.
+// no deadline and moves nothing by itself, so every wait here is a loop around MPI_Testall that we can leave, and a
+// thread tests what is under way while the rank computes. One lock lets one thread into MPI at a time.
 
 #define OMPI_SKIP_MPICXX 1  // the C interface only: the old C++ one would need a library of its own
 #define MPICH_SKIP_MPICXX 1
@@ -7,9 +8,12 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <exception>
+#include <mutex>
 #include <thread>
 
 #include "parallel/communicator.h"
@@ -19,10 +23,18 @@ namespace capstan::parallel {
 
 namespace {
 
-std::string text_of_mpi_error(int code) {  // the one call outside CAPSTAN_MPI, which needs it
+/// The result of one MPI call, made alone.
+template <class Call> int alone(const Call& call) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  return call();
+}
+
+std::string text_of_mpi_error(int code) {  // outside CAPSTAN_MPI, which needs it
   char text[MPI_MAX_ERROR_STRING] = {};
   int length = 0;
-  if (MPI_Error_string(code, text, &length) != MPI_SUCCESS) return fmt::format("MPI error {}", code);
+  if (alone([&] { return MPI_Error_string(code, text, &length); }) != MPI_SUCCESS)
+    return fmt::format("MPI error {}", code);
   return std::string(text, std::size_t(length));
 }
 
@@ -32,7 +44,7 @@ void check_mpi(int code, const char* call, int line) {
 }
 
 /// Every MPI call stands in here.
-#define CAPSTAN_MPI(call) check_mpi((call), #call, __LINE__)
+#define CAPSTAN_MPI(call) check_mpi(alone([&] { return (call); }), #call, __LINE__)
 
 /// A wait that leaves the core to others: first polls, then yields (ranks may outnumber cores), then sleeps.
 class Patience {
@@ -55,6 +67,38 @@ class Patience {
   std::int64_t polls_ = 0;
 };
 
+class MpiPending;
+
+/// Tests exchanges while their ranks compute: without that, a receiver that computes holds the sender of anything that
+/// does not fit in MPI's buffers. It sleeps while there are none, and between tests longer and longer.
+class Mover {
+ public:
+  Mover() = default;
+  Mover(const Mover&) = delete;
+  Mover& operator=(const Mover&) = delete;
+  ~Mover() { stop(); }
+
+  void take(MpiPending& pending);
+  /// Afterwards the thread does not touch it any more.
+  void give_back(MpiPending& pending);
+  void stop();
+
+ private:
+  void run();
+
+  static constexpr auto shortest_pause = std::chrono::microseconds(20), longest_pause = std::chrono::microseconds(500);
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<MpiPending*> under_way_;
+  bool ending_ = false;
+  std::thread thread_;  // from the first take() on
+};
+
+Mover& mover() {
+  static Mover the_mover;
+  return the_mover;
+}
+
 class MpiPending final : public Pending {
  public:
   /// `world_ranks`: of the communicator's members, for error texts.
@@ -67,18 +111,35 @@ class MpiPending final : public Pending {
   }
   MpiPending(const MpiPending&) = delete;
   MpiPending& operator=(const MpiPending&) = delete;
-  ~MpiPending() override { let_go(); }
-
-  void progress() override {
-    if (!complete_) complete_ = test();
+  ~MpiPending() override {
+    mover().give_back(*this);
+    let_go();
   }
+
+  void in_background() override {
+    move();
+    if (!ended_) mover().take(*this);
+  }
+
+  bool done() override { return ended_; }
 
   void wait() override {
     CAPSTAN_CHECK(!waited_, "wait() was called twice on one exchange");
     waited_ = true;
+    mover().give_back(*this);
     Patience patience;
-    for (progress(); !complete_; progress())
+    for (move(); !ended_; move())
       if (!patience.pause()) fail_deadline(missing());
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+  /// Tests once. A failure is kept for wait().
+  void move() noexcept {
+    if (ended_) return;
+    try {
+      complete_ = test();
+    } catch (...) { failure_ = std::current_exception(); }
+    ended_ = complete_ || failure_;
   }
 
  private:
@@ -101,7 +162,8 @@ class MpiPending final : public Pending {
   bool test() {
     if (requests_.empty()) return true;
     int all_done = 0;
-    const int code = MPI_Testall(int(requests_.size()), requests_.data(), &all_done, statuses_.data());
+    const int code =
+        alone([&] { return MPI_Testall(int(requests_.size()), requests_.data(), &all_done, statuses_.data()); });
     if (code != MPI_SUCCESS) fail_test(code);
     if (all_done) check_sizes();
     return all_done != 0;
@@ -166,7 +228,46 @@ class MpiPending final : public Pending {
   std::vector<MPI_Status> statuses_;
   bool complete_ = false;
   bool waited_ = false;
+  std::exception_ptr failure_;
+  std::atomic<bool> ended_ = false;  // complete, or failed: written last
 };
+
+void Mover::take(MpiPending& pending) {
+  const std::lock_guard lock(mutex_);
+  if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  under_way_.push_back(&pending);
+  changed_.notify_one();
+}
+
+void Mover::give_back(MpiPending& pending) {
+  const std::lock_guard lock(mutex_);
+  std::erase(under_way_, &pending);
+}
+
+void Mover::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Mover::run() {
+  auto pause = shortest_pause;
+  std::unique_lock lock(mutex_);
+  while (!ending_) {
+    if (under_way_.empty()) {
+      changed_.wait(lock, [&] { return ending_ || !under_way_.empty(); });
+      pause = shortest_pause;
+    }
+    for (MpiPending* pending : under_way_) pending->move();
+    std::erase_if(under_way_, [](MpiPending* pending) { return pending->done(); });
+    if (under_way_.empty()) continue;
+    changed_.wait_for(lock, pause, [&] { return ending_; });
+    pause = std::min(2 * pause, longest_pause);
+  }
+}
 
 class MpiCommunicator final : public Communicator {
  public:
@@ -294,6 +395,7 @@ void finalize_mpi() {
   CAPSTAN_MPI(MPI_Initialized(&initialized));
   CAPSTAN_MPI(MPI_Finalized(&finalized));
   if (!initialized || finalized) return;
+  mover().stop();
   // MPI_Finalize waits for all ranks without a deadline, so they meet here first.
   MPI_Request request = MPI_REQUEST_NULL;
   CAPSTAN_MPI(MPI_Ibarrier(MPI_COMM_WORLD, &request));

@@ -21,7 +21,10 @@ class SelfPending final : public Pending {
       if (post.state == Post::State::waiting) box_->withdraw(post);
   }
 
-  void progress() override {}
+  void in_background() override {}
+  bool done() override {
+    return std::all_of(posts_.begin(), posts_.end(), [](const Post& each) { return each.state == Post::State::done; });
+  }
 
   void wait() override {
     CAPSTAN_CHECK(!waited_, "wait() was called twice on one exchange");

@@ -45,6 +45,11 @@ class Run {
     post.state = partner->state = Post::State::done;
   }
 
+  bool are_done(const std::vector<Post>& posts) {
+    const std::lock_guard lock(mutex_);
+    return first_failed_ >= 0 || all_done(posts);
+  }
+
   /// Waits until all posts of rank `me` are done. On failure nobody touches their buffers any more when this throws.
   void finish(std::vector<Post>& posts, int me) {
     using Clock = std::chrono::steady_clock;
@@ -52,11 +57,8 @@ class Run {
     const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                         std::chrono::duration<double>(std::min(deadline(), longest)));
     std::unique_lock lock(mutex_);
-    const auto all_done = [&] {
-      return std::all_of(posts.begin(), posts.end(), [](const Post& each) { return each.state == Post::State::done; });
-    };
-    const bool woken = at(me).changed.wait_until(lock, end, [&] { return all_done() || first_failed_ >= 0; });
-    if (all_done()) return fail_mismatch(posts);
+    const bool woken = at(me).changed.wait_until(lock, end, [&] { return all_done(posts) || first_failed_ >= 0; });
+    if (all_done(posts)) return fail_mismatch(posts);
 
     std::vector<Missing> missing;
     for (const Post& each : posts)
@@ -107,6 +109,10 @@ class Run {
     }
   }
 
+  static bool all_done(const std::vector<Post>& posts) {
+    return std::all_of(posts.begin(), posts.end(), [](const Post& each) { return each.state == Post::State::done; });
+  }
+
   static void fail_mismatch(const std::vector<Post>& posts) {
     for (const Post& each : posts)
       if (!each.error.empty()) fail(ExitCode::internal, "{}", each.error);
@@ -129,7 +135,8 @@ class ThreadPending final : public Pending {
     if (!waited_) run_.withdraw(posts_, me_);
   }
 
-  void progress() override {}  // the peers copy by themselves
+  void in_background() override {}  // whoever posts second copies
+  bool done() override { return run_.are_done(posts_); }
 
   void wait() override {
     CAPSTAN_CHECK(!waited_, "wait() was called twice on one exchange");

@@ -30,13 +30,16 @@ struct Message {
 
 enum class Reduce : std::uint8_t { sum, max, min };
 
-/// An exchange under way. wait() must be called exactly once; `progress` may be called while computing, because MPI
-/// moves nothing by itself: a few calls per millisecond of work are enough, and free on the other backends. It never
-/// blocks. Destroyed without wait() (an exception passes through), it lets go of the buffers before it returns.
+/// An exchange under way. wait() must be called exactly once. Destroyed without it (an exception passes through), it lets
+/// go of the buffers before it returns.
 class Pending {
  public:
   virtual ~Pending() = default;
-  virtual void progress() = 0;
+  /// From now on it moves while its rank computes. Between threads it always does; MPI moves nothing by itself, so a
+  /// thread of that backend looks after it. To be called where work follows; not for an exchange that is awaited at once.
+  virtual void in_background() = 0;
+  /// True once everything has left and arrived, or has failed (which wait() will tell). Moves nothing, waits for nothing.
+  virtual bool done() = 0;
   virtual void wait() = 0;
 };
 

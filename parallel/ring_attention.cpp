@@ -31,9 +31,6 @@ Tensor pool_keys(const Ring& ring, const RingInputs& in, const AttentionSettings
 
 namespace {
 
-/// Query rows between two calls of Pending::progress, in tiles.
-constexpr std::int64_t tiles_per_progress = 8;
-
 /// d_tokens [B, T, G, D] overwrites.
 void pool_keys_backward(const Ring& ring, const RingInputs& in, const View& d_tokens, const View& d_pooled,
                         std::int64_t block) {
@@ -50,17 +47,11 @@ void pool_keys_backward(const Ring& ring, const RingInputs& in, const View& d_to
     }
 }
 
-/// Calls body(piece) for pieces of a query chunk that are whole tiles, with progress in between.
+/// Calls body(piece) for the rows of a query chunk in each sequence.
 template <class Body>
-void for_each_piece(const Ring& ring, const RingInputs& in, int chunk, std::int64_t tile, Pending& pending,
-                    Body&& body) {
-  const std::int64_t tokens = ring.layout.chunks()[chunk].tokens(), step = tiles_per_progress * tile;
-  for (std::int64_t b = 0; b < in.q.dim(0); ++b)
-    for (std::int64_t begin = 0; begin < tokens; begin += step) {
-      const std::int64_t end = std::min(tokens, begin + step);
-      body(Piece{b, begin, end, begin / tile, (end + tile - 1) / tile});
-      pending.progress();
-    }
+void for_each_sequence(const Ring& ring, const RingInputs& in, int chunk, std::int64_t tile, Body&& body) {
+  const std::int64_t tokens = ring.layout.chunks()[chunk].tokens();
+  for (std::int64_t b = 0; b < in.q.dim(0); ++b) body(Piece{b, 0, tokens, 0, (tokens + tile - 1) / tile});
 }
 
 /// What forward and backward have in common.
@@ -141,8 +132,8 @@ RingSaved forward(const Ring& ring, const SequenceLayout& row_layout, const Ring
     for (std::int64_t b = 0; b < batch; ++b)
       attention_begin(attention_state(rows.state, whole_of(rows.state, state_o, state_horizon, b)));
   };
-  roles.work = [&](const Work& w, const RowsInHand& rows, const KeysInHand& keys, const Parcel*, Pending& pending) {
-    for_each_piece(ring, in, w.query_chunk, settings.tile, pending, [&](const Piece& p) {
+  roles.work = [&](const Work& w, const RowsInHand& rows, const KeysInHand& keys, const Parcel*) {
+    for_each_sequence(ring, in, w.query_chunk, settings.tile, [&](const Piece& p) {
       attention_forward(attention_state(rows.state, p), query_chunk(rows.rows, p.b, p.begin, p.end),
                         keys_of(keys_in, keys, p.b), settings_of(ring, in, settings, w.group, p.b), stats);
     });
@@ -237,10 +228,9 @@ void ring_attention_backward(const Ring& ring, const RingGradients& out, const R
     for (int sum = 0; sum < gated_sums; ++sum)
       if (saved.carry[sum]) rows.state.all(back_carry + sum).copy_from(rows.rows.all(row_carry + sum));
   };
-  roles.work = [&](const Work& w, const RowsInHand& rows, const KeysInHand& keys, const Parcel* gradients,
-                   Pending& pending) {
+  roles.work = [&](const Work& w, const RowsInHand& rows, const KeysInHand& keys, const Parcel* gradients) {
     const kernels::SharedTerms shared = shared_of_group(out.shared, w.group, ring.schedule.groups);
-    for_each_piece(ring, in, w.query_chunk, settings.tile, pending, [&](const Piece& p) {
+    for_each_sequence(ring, in, w.query_chunk, settings.tile, [&](const Piece& p) {
       attention_backward(gradients_of(rows.state, *gradients, p, in.gates_on_values, shared),
                          backward_state(rows.state, p), query_chunk(rows.rows, p.b, p.begin, p.end),
                          keys_of(in, keys, p.b), rows.rows.at(row_d_o, p.b, p.begin, p.end),

@@ -101,13 +101,12 @@ void RingPlayer::receive_states(const Slot& slot) {
   if (!receives.empty()) ring_.comm.exchange({}, receives)->wait();
 }
 
-void RingPlayer::work(const Slot& slot, Pending& pending) {
+void RingPlayer::work(const Slot& slot) {
   for (const Work& w : slot.work) {
     if (empty(w.query_chunk) || empty(w.key_chunk)) continue;
     const Key key{w.key_chunk, w.group};
     const KeysInHand& in_hand = keys(key);
-    roles_.work(w, rows({w.query_chunk, w.group}), in_hand, roles_.key_gradients.empty() ? nullptr : &gradients(key),
-                pending);
+    roles_.work(w, rows({w.query_chunk, w.group}), in_hand, roles_.key_gradients.empty() ? nullptr : &gradients(key));
   }
 }
 
@@ -151,7 +150,8 @@ void RingPlayer::play() {
     });
 
     const std::unique_ptr<Pending> pending = ring_.comm.exchange(sends, receives);
-    work(slot, *pending);
+    pending->in_background();
+    work(slot);
     pending->wait();
 
     for (auto& [key, in_hand] : new_keys) complete(in_hand, key);
@@ -208,6 +208,7 @@ void RingPlayer::send_what_is_done(const Slot& slot) {
     sends.push_back({rows_leaving_.back().state.message(), t.peer, tag(key, of_results)});
   }
   sending_ = ring_.comm.exchange(sends, {});
+  sending_->in_background();
 }
 
 void RingPlayer::let_go(std::size_t slot) {

@@ -33,7 +33,7 @@ struct RingRoles {
   std::int64_t groups_of_z = 0, head_size = 0;                      ///< of a made z, per head group
   /// Sets the state of packed rows to what it begins with. Windows begin as their local arrays are.
   std::function<void(const RowsInHand&)> begin;
-  std::function<void(const Work&, const RowsInHand&, const KeysInHand&, const Parcel* key_gradients, Pending&)> work;
+  std::function<void(const Work&, const RowsInHand&, const KeysInHand&, const Parcel* key_gradients)> work;
 };
 
 class RingPlayer {
@@ -57,7 +57,7 @@ class RingPlayer {
   void complete(KeysInHand& keys, const Key& key) const;
 
   void receive_states(const Slot& slot);
-  void work(const Slot& slot, Pending& pending);
+  void work(const Slot& slot);
   void send_what_is_done(const Slot& slot);
   void let_go(std::size_t slot);
 

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -31,7 +32,7 @@ template <class T> View view_of(std::vector<T>& values) {
 
 void send_and_receive(Communicator& ranks, const std::vector<Message>& sends, const std::vector<Message>& receives) {
   const auto pending = ranks.exchange(sends, receives);
-  pending->progress();
+  pending->in_background();
   pending->wait();
 }
 
@@ -61,6 +62,25 @@ TEST(Communicator, ExchangesUnevenAndEmptyMessages) {
     send_and_receive(ranks, sends, receives);
     for (int peer = 0; peer < size; ++peer)
       EXPECT_EQ(received[std::size_t(peer)], std::vector<std::int64_t>(std::size_t(3 * peer), peer));
+  });
+}
+
+// No rank calls the communicator again before its messages, far larger than any buffer underneath, have come and gone: a
+// backend that moved them only inside wait() would never get there.
+TEST(Communicator, MovesMessagesWhileAllRanksCompute) {
+  for_rank_counts({2, 3, 4}, [](Communicator& ranks) {
+    constexpr double seconds = 60;
+    const int next = (ranks.rank() + 1) % ranks.size(), last = (ranks.rank() + ranks.size() - 1) % ranks.size();
+    std::vector<std::int64_t> out(1 << 20, ranks.rank()), in(out.size(), -1);
+    ranks.barrier();
+    const auto pending =
+        ranks.exchange(std::vector<Message>{{view_of(out), next, 1}}, std::vector<Message>{{view_of(in), last, 1}});
+    pending->in_background();
+    const auto begin = std::chrono::steady_clock::now();
+    while (!pending->done() && std::chrono::steady_clock::now() - begin < std::chrono::duration<double>(seconds)) {}
+    EXPECT_TRUE(pending->done()) << "nothing moved within " << seconds << " s";
+    pending->wait();
+    EXPECT_EQ(in, std::vector<std::int64_t>(in.size(), last));
   });
 }
 
