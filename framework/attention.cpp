@@ -6,6 +6,7 @@
 
 namespace capstan::framework {
 
+using kernels::Fill;
 using kernels::Into;
 
 namespace {
@@ -15,7 +16,7 @@ View matrix(const View& x) { return x.reshape({x.dim(0), x.dim(1) * x.dim(2)}); 
 
 /// y = x w^T as [N, heads, D].
 Tensor project_heads(const View& x, const Parameter& w, std::int64_t heads, std::int64_t head_size) {
-  Tensor y({x.dim(0), heads, head_size}, x.type(), x.device());
+  Tensor y({x.dim(0), heads, head_size}, x.type(), x.device(), Fill::none);
   kernels::linear_forward(matrix(y), x, w.value);
   return y;
 }
@@ -38,15 +39,18 @@ Attention::Attention(const ModelConfig& config, const std::string& prefix, int l
 
 AttentionLocal Attention::local(const View& x, const View& z) const {
   AttentionLocal local;
-  local.xn = zeros_like(x);
+  local.xn = empty_like(x);
   kernels::rmsnorm_forward(local.xn, x, norm_.value, norm_eps_);
   local.q = project_heads(local.xn, q_, heads_, head_size_);
   local.k = project_heads(local.xn, k_, kv_heads_, head_size_);
   local.v = project_heads(local.xn, v_, kv_heads_, head_size_);
-  local.prepared = encoding_.prepare(layer_, {local.xn, local.q, local.k, local.v});
+  if (prepares()) {
+    const WideView xn(local.xn), q(local.q), k(local.k), v(local.v);
+    local.prepared = encoding_.prepare(layer_, {xn, q, k, v});
+  }
   if (!rotates()) return local;
   const auto rotated = [&](Side side, const Tensor& plain) {
-    Tensor out = zeros_like(plain);
+    Tensor out = empty_like(plain);
     encoding_.rotate(layer_, side, out, plain, z);
     return out;
   };
@@ -113,14 +117,19 @@ void Attention::project(const View& out, const parallel::RingSaved& ring) const 
   const std::int64_t n = out.dim(0);
   const View o = ring.o.view().reshape({n, heads_, ring.o.shape()[3]});
   if (o.dim(2) == head_size_) return kernels::linear_forward(out, matrix(o), o_.value, Into::add);
-  Tensor y({n, heads_, head_size_}, o.type(), o.device());
+  kernels::linear_forward(out, matrix(value_average(o)), o_.value, Into::add);
+}
+
+/// y [N, H, D], the first D columns of O, in the type of the values.
+Tensor Attention::value_average(const View& o) const {
+  Tensor y({o.dim(0), heads_, head_size_}, o.type(), o.device(), Fill::none);
   kernels::take_columns(y, o, 0);
-  kernels::linear_forward(out, matrix(y), o_.value, Into::add);
+  return y.view().type() == o_.value.type() ? std::move(y) : kernels::converted(y, o_.value.type());
 }
 
 Tensor Attention::state_average(const parallel::RingSaved& ring) const {
   const std::int64_t n = ring.o.shape()[0] * ring.o.shape()[1];
-  Tensor p({n, heads_, head_size_}, ring.o.view().type(), ring.o.view().device());
+  Tensor p({n, heads_, head_size_}, ring.o.view().type(), ring.o.view().device(), Fill::none);
   kernels::take_columns(p, ring.o.view().reshape({n, heads_, 2 * head_size_}), head_size_);
   return p;
 }
@@ -129,31 +138,29 @@ void Attention::backward(const SequenceContext& context, const View& dx, const V
                          const View& dp, const View& x, const View& z, const AttentionLocal& local,
                          const parallel::RingSaved& ring) const {
   const std::int64_t n = d_out.dim(0);
-  const kernels::DType type = d_out.type();
-  const kernels::Device device = d_out.device();
-  const auto heads_tensor = [&](std::int64_t heads, std::int64_t columns) {
-    return Tensor({n, heads, columns}, type, device);
-  };
+  const kernels::DType type = d_out.type(), sums = kernels::wide(type);
 
   // project: out += y W_o^T, so dy = d_out W_o and dW_o += d_out^T y; p's gradient fills the state's columns.
-  Tensor d_o = zeros_like(ring.o);
-  Tensor dy = heads_tensor(heads_, head_size_);
-  kernels::linear_backward_input(matrix(dy), d_out, o_.value);
+  Tensor d_o = empty_like(ring.o);
   const View o = ring.o.view().reshape({n, heads_, ring.o.shape()[3]}), d_o_rows = d_o.view().reshape(o.shape());
-  kernels::put_columns(d_o_rows, dy, 0);
-  if (dp) kernels::put_columns(d_o_rows, dp, head_size_);
-  if (o_.grad) {
-    Tensor y = heads_tensor(heads_, head_size_);
-    kernels::take_columns(y, o, 0);
-    kernels::linear_backward_weight(o_.grad, d_out, matrix(y));
+  if (!dp) {
+    kernels::linear_backward_input(matrix(d_o_rows), d_out, o_.value);
+    if (o_.grad) kernels::linear_backward_weight(o_.grad, d_out, matrix(o));
+  } else {
+    const Tensor dy({n, heads_, head_size_}, d_o.view().type(), d_o.view().device(), Fill::none);
+    kernels::linear_backward_input(matrix(dy), d_out, o_.value);
+    kernels::put_columns(d_o_rows, dy, 0);
+    kernels::put_columns(d_o_rows, dp, head_size_);
+    if (o_.grad) kernels::linear_backward_weight(o_.grad, d_out, matrix(value_average(o)));
   }
 
   // attend
   const parallel::RingInputs in = inputs(context, local, z);
-  Tensor dq = zeros_like(local.q), dk = zeros_like(local.k), dv = zeros_like(local.v), dz_values;
+  const auto sum_like = [&](const View& like) { return Tensor(like.shape(), sums, like.device(), Fill::none); };
+  Tensor dq = sum_like(local.q), dk = sum_like(local.k), dv = sum_like(local.v), dz_values;
   if (in.z && !in.make_z) dz_values = zeros_like(z);
   std::vector<Tensor> held;  // gradients of what the terms brought
-  const auto like = [&](const View& value) { return value ? held.emplace_back(zeros_like(value)).view() : View(); };
+  const auto like = [&](const View& value) { return value ? held.emplace_back(sum_like(value)).view() : View(); };
   parallel::RingGradients out;
   out.dq = dq.view().reshape(in.q.shape());
   out.dk = dk.view().reshape(in.k.shape());
@@ -174,11 +181,13 @@ void Attention::backward(const SequenceContext& context, const View& dx, const V
     encoding_.rotate_backward(layer_, Side::queries, dq, dz, local.q, z);
     encoding_.rotate_backward(layer_, Side::keys, dk, dz, local.k, z);
   }
-  Tensor dxn = zeros_like(local.xn);
+  Tensor dxn(local.xn.shape(), sums, d_out.device());
   terms_backward({dxn, dq, dk, dv}, out.terms, local, dz, z);
-  const auto back = [&](const Tensor& d, const Parameter& w) {
-    kernels::linear_backward_input(dxn, matrix(d), w.value, Into::add);
-    if (w.grad) kernels::linear_backward_weight(w.grad, matrix(d), local.xn);
+  const auto back = [&](const Tensor& d_wide, const Parameter& w) {
+    const Tensor narrow = type == sums ? Tensor() : kernels::converted(d_wide, type);
+    const View d = matrix(narrow ? narrow : d_wide);
+    kernels::linear_backward_input(dxn, d, w.value, Into::add);
+    if (w.grad) kernels::linear_backward_weight(w.grad, d, local.xn);
   };
   back(dq, q_);
   back(dk, k_);
@@ -197,8 +206,10 @@ void Attention::terms_backward(const Projections& d, const parallel::RingTerms& 
     const View d_gate = from.gate_k[0].reshape(local.gate_k_rot.shape());
     encoding_.rotate_backward(layer_, Side::keys, d_gate, dz, local.prepared.gate_k[0], z);
   }
+  if (!prepares()) return;
   const auto rows = [&](const View& x, const Tensor& like) { return x && like ? x.reshape(like.shape()) : View(); };
   const Prepared& p = local.prepared;
+  const WideView xn(local.xn), q(local.q), k(local.k), v(local.v);
   encoding_.prepare_backward(
       layer_, d,
       {{rows(from.table[0], p.table[0]), rows(from.table[1], p.table[1])},
@@ -206,7 +217,7 @@ void Attention::terms_backward(const Projections& d, const parallel::RingTerms& 
        rows(from.offset_source, p.offset_source),
        rows(from.offset_table, p.offset_table),
        rows(from.relative, p.relative)},
-      {local.xn, local.q, local.k, local.v});
+      {xn, q, k, v});
 }
 
 }  // namespace capstan::framework

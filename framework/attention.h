@@ -6,6 +6,7 @@
 #include "framework/dropout.h"
 #include "framework/encoding.h"
 #include "framework/parameters.h"
+#include "kernels/converted.h"
 #include "parallel/ring_attention.h"
 
 namespace capstan::framework {
@@ -23,6 +24,21 @@ struct SequenceContext {
   const parallel::Ring* ring = nullptr;  ///< backward only
   std::int64_t tile = 64;
   Dropout dropout = {};
+};
+
+/// x in the type that is wide beside its own: x itself, or a copy.
+class WideView {
+ public:
+  explicit WideView(const View& x) : x_(x) {
+    if (kernels::wide(x.type()) == x.type()) return;
+    copy_ = kernels::converted(x, kernels::wide(x.type()));
+    x_ = copy_;
+  }
+  operator const View&() const { return x_; }
+
+ private:
+  Tensor copy_;
+  View x_;
 };
 
 /// Token-local values before the ring. N = B·T.
@@ -59,7 +75,13 @@ class Attention {
   kernels::AttentionSettings settings(const SequenceContext& context) const;
   void terms_backward(const Projections& d, const parallel::RingTerms& from, const AttentionLocal& local,
                       const View& dz, const View& z) const;
+  Tensor value_average(const View& o) const;
   bool rotates() const { return encoding_.claims().rotation; }
+  /// Score terms whose arrays are made from the projections.
+  bool prepares() const {
+    const Claims claims = encoding_.claims();
+    return claims.gates || claims.offset || claims.relative;
+  }
 
   int layer_;
   std::int64_t heads_, kv_heads_, head_size_;

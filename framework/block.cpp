@@ -15,7 +15,7 @@ using kernels::Into;
 namespace {
 
 Tensor rows_of(const View& like, std::int64_t columns) {
-  return Tensor({like.dim(0), columns}, like.type(), like.device());
+  return Tensor({like.dim(0), columns}, like.type(), like.device(), kernels::Fill::none);
 }
 
 void collect(LayerStats& stats, const SequenceContext& context, const parallel::RingSaved& ring, const View& z_next) {
@@ -74,8 +74,8 @@ Tensor Block::after_attention(const SequenceContext& context, const View& x, con
 /// m = W_down (silu(W_gate xn) · W_up xn), xn = norm(x_mid)
 MlpLocal Block::mlp(const View& x_mid) const {
   const std::int64_t hidden = gate_.shape[0];
-  MlpLocal local{zeros_like(x_mid), rows_of(x_mid, hidden), rows_of(x_mid, hidden), rows_of(x_mid, hidden),
-                 zeros_like(x_mid)};
+  MlpLocal local{empty_like(x_mid), rows_of(x_mid, hidden), rows_of(x_mid, hidden), rows_of(x_mid, hidden),
+                 empty_like(x_mid)};
   kernels::rmsnorm_forward(local.xn, x_mid, norm_.value, norm_eps_);
   kernels::linear_forward(local.gate, local.xn, gate_.value);
   kernels::linear_forward(local.up, local.xn, up_.value);
@@ -102,7 +102,8 @@ BlockOutput Block::forward(const SequenceContext& context, Tensor x, Tensor z, K
     drop(dropped, context.rows.index, context.dropout, layer_, "mlp");
     kernels::add(out.x, dropped);
   }
-  if (encoding_.travels(layer_)) out.z = encoding_.update(layer_, z, attention_.state_average(ring), hidden.m);
+  if (encoding_.travels(layer_))
+    out.z = encoding_.update(layer_, z, attention_.state_average(ring), WideView(hidden.m));
   if (stats) collect(*stats, context, ring, out.z);
 
   if (keep == Keep::nothing) return out;
@@ -131,11 +132,17 @@ void Block::backward(const SequenceContext& context, Tensor& dx, Tensor& dz, Blo
   if (encoding_.travels(layer_)) {
     const Tensor p = attention_.state_average(ring);
     dp = zeros_like(p);
-    encoding_.update_backward(layer_, dz_in, dp, dm, dz, saved.z, p, hidden.m);
+    if (dm.view().type() == p.view().type()) {
+      encoding_.update_backward(layer_, dz_in, dp, dm, dz, saved.z, p, hidden.m);
+    } else {
+      const WideView dm_sum(dm), m(hidden.m);
+      encoding_.update_backward(layer_, dz_in, dp, dm_sum, dz, saved.z, p, m);
+      kernels::convert(dm, dm_sum);
+    }
   }
 
   // m = W_down h, h = silu(gate) · up, gate = W_gate xn, up = W_up xn, xn = norm(x_mid)
-  Tensor dh = zeros_like(hidden.h), dgate = zeros_like(hidden.h), dup = zeros_like(hidden.h), dxn = zeros_like(x_mid);
+  Tensor dh = empty_like(hidden.h), dgate = empty_like(hidden.h), dup = empty_like(hidden.h), dxn = empty_like(x_mid);
   kernels::linear_backward_input(dh, dm, down_.value);
   if (down_.grad) kernels::linear_backward_weight(down_.grad, dm, hidden.h);
   kernels::swiglu_backward(dgate, dup, dh, hidden.gate, hidden.up);

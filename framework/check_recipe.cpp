@@ -149,6 +149,8 @@ void check_training(const TrainConfig& t, const std::string& where) {
        t.micro_batch, t.sequences);
   need(t.precision != "f64" || t.device == "ref", where,
        "train.precision = f64 is not there on train.device = {}; choose device = ref, or precision = f32", t.device);
+  need(t.precision != "bf16" || t.device == "cpu", where,
+       "train.precision = bf16 is not there on train.device = {}; choose device = cpu, or precision = f32", t.device);
   need(!split_list(t.trainable).empty(), where,
        "train.trainable is empty, so nothing would be trained; give * for all parameters");
   check_patterns("train.trainable", t.trainable, where);

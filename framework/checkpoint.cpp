@@ -196,7 +196,7 @@ std::vector<std::string> compare_tensors(Parameters& parameters, const Checkpoin
   std::vector<std::string> missing;
   for (const Parameter& p : parameters.all()) {
     const auto found = tensors.find(p.name);
-    if (found == tensors.end() && p.name.find(".position.") == std::string::npos)
+    if (found == tensors.end() && !is_of_position(p.name))
       fail(ExitCode::bad_data, "{}: tensor '{}' {} is missing; the checkpoint is of another model", checkpoint.folder(),
            p.name, p.shape.text());
     if (found == tensors.end()) {
@@ -234,9 +234,10 @@ LoadedModel load_model(const std::string& path, Device device, DType type, const
   loaded.model = std::make_unique<Model>(loaded.header.model, loaded.header.position);
   Parameters& parameters = loaded.model->parameters();
   compare_tensors(parameters, checkpoint);  // before memory is taken for sizes that the file does not have
-  parameters.allocate(device, type, false, [](const std::string&) { return false; });
+  parameters.allocate(device, kernels::wide(type), false, [](const std::string&) { return false; });
   parameters.initialise(1, loaded.header.model.init_std);
   load_values(parameters, checkpoint);
+  if (type == DType::bf16) parameters.narrow();
   if (loaded.header.tokenizer.empty()) return loaded;
   const bool bytes = loaded.header.tokenizer == "bytes";
   loaded.tokenizer =

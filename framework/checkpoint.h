@@ -48,10 +48,10 @@ struct CheckpointExtras {
 };
 
 /// This rank's piece of the optimizer state: elements [begin, end) of the trainable buffer. Absent views: no optimizer
-/// state.
+/// state, and values as the parameters have them.
 struct OptimizerShard {
   std::int64_t begin = 0, end = 0;
-  View m, v;
+  View m, v, values = {};
 };
 
 /// Bytes that a checkpoint takes on disk, a little more rather than less. Needs the parameters' shapes and trainable

@@ -17,6 +17,7 @@
 #include "framework/checkpoint_manifest.h"
 #include "framework/files.h"
 #include "framework/hdf5_file.h"
+#include "kernels/converted.h"
 #include "parallel/failure.h"
 
 namespace capstan::framework {
@@ -103,7 +104,10 @@ class WeightsWriter {
     if (first < last) put({kind, p.name, first - p.offset, last - p.offset}, buffer.rows(first - begin, last - begin));
   }
   void write_all(const Parameter& p) {
-    put({"value", p.name, 0, p.shape.elements()}, p.value.reshape({p.shape.elements()}));
+    const View values = p.value.reshape({p.shape.elements()});
+    const Slice all{"value", p.name, 0, p.shape.elements()};
+    if (values.type() == DType::bf16) put(all, kernels::converted(values, DType::f32));
+    else put(all, values);
   }
 
   ManifestFile finish() {
@@ -128,7 +132,6 @@ ManifestFile write_weights(const std::string& folder, int rank, int ranks, const
                            const OptimizerShard& optimizer) {
   WeightsWriter writer(folder, rank);
   const ShardRange mine = shard_range(parameters.trainable_elements(), rank, ranks);
-  const View& values = parameters.trainable_values();
   const std::int64_t shard = optimizer.end - optimizer.begin;
   if (optimizer.m || optimizer.v)
     CAPSTAN_CHECK(shard >= 0 && optimizer.m.elements() >= shard && optimizer.v.elements() >= shard,
@@ -137,7 +140,8 @@ ManifestFile write_weights(const std::string& folder, int rank, int ranks, const
   for (const Parameter& p : parameters.all()) {
     if (!p.trainable && rank == 0) writer.write_all(p);
     if (!p.trainable) continue;
-    writer.write("value", p, values.rows(mine.begin, mine.end), mine.begin, mine.end);
+    if (optimizer.values) writer.write("value", p, optimizer.values, optimizer.begin, optimizer.end);
+    else writer.write("value", p, parameters.trainable_values().rows(mine.begin, mine.end), mine.begin, mine.end);
     if (!optimizer.m) continue;
     writer.write("m", p, optimizer.m, optimizer.begin, optimizer.end);
     writer.write("v", p, optimizer.v, optimizer.begin, optimizer.end);
@@ -161,7 +165,7 @@ void commit(const std::string& temporary, const std::string& path, Manifest mani
   for (const Parameter& p : parameters.all()) {
     std::vector<std::int64_t> shape;
     for (int axis = 0; axis < p.shape.rank(); ++axis) shape.push_back(p.shape[axis]);
-    manifest.tensors.push_back({p.name, shape, kernels::name_of(p.value.type())});
+    manifest.tensors.push_back({p.name, shape, kernels::name_of(kernels::wide(p.value.type()))});
   }
   const std::string text = write_manifest(manifest);
   parse_manifest(text, path + "/" + manifest_name);  // what no reader would take must not get a final name
@@ -185,7 +189,7 @@ std::int64_t checkpoint_bytes(const Parameters& parameters, bool with_optimizer)
   std::int64_t bytes = fixed;
   for (const Parameter& p : parameters.all()) {
     const std::int64_t copies = with_optimizer && p.trainable ? 3 : 1;
-    bytes += copies * (p.shape.elements() * kernels::size_of(p.value.type()) + per_slice);
+    bytes += copies * (p.shape.elements() * kernels::size_of(kernels::wide(p.value.type())) + per_slice);
   }
   return bytes;
 }

@@ -157,7 +157,8 @@ void declare(Table& t, TrainConfig& c) {
   t.text("frozen", c.frozen, "PATTERNS", "Name patterns taken away from trainable, separated by commas.");
   t.integer("seed", c.seed, 0, largest_seed, "", "Seed of the initialisation.");
   t.choice("device", c.device, {"cpu", "ref"}, "cpu: fast; ref: the slow reference.");
-  t.choice("precision", c.precision, {"f32", "f64"}, "Type that the model computes in; f64 on ref only.");
+  t.choice("precision", c.precision, {"f32", "bf16", "f64"},
+           "Type of weights and activations; bf16 (on cpu) keeps f32 masters, sums and positions; f64 on ref only.");
   t.integer("tile", c.tile, 1, 64, "tokens", "Edge of an attention tile.").choices = {"1", "4", "16", "64"};
   t.real("dropout", c.dropout, 0, 0.99, "", "Dropout of the embedding and of what each sublayer adds.");
   t.real("attention_dropout", c.attention_dropout, 0, 0.99, "", "Dropout of attention weights.");
@@ -191,6 +192,9 @@ void declare(Table& t, ScheduleConfig& s) {
 
 void declare(Table& t, GridConfig& g) {
   t.section("grid");
+  t.integer("threads", g.threads, 0, 1024, "threads",
+            "Threads of each rank; 0: the cores of a machine, shared out among its ranks. Results do not depend on it.")
+      .may_change = true;
   t.integer("ring", g.ring, 0, 65536, "ranks", "Ranks that share a sequence; 0: all.").may_change = true;
   t.choice("schedule", g.schedule, {"auto", "contiguous", "zigzag", "ordered_pull", "allgather", "ulysses", "pass_q"},
            "How the ranks of a ring share the work of attention; auto: ordered_pull.")
@@ -339,6 +343,10 @@ std::string Option::allowed() const {
   if (std::holds_alternative<std::string*>(value)) return "a text on one line";
   if (std::holds_alternative<double*>(value)) return number_text(least) + " to " + number_text(most) + of_unit;
   return fmt::format("{} to {}{}", std::int64_t(least), std::int64_t(most), of_unit);
+}
+
+kernels::DType type_of_precision(const std::string& precision) {
+  return precision == "f64" ? kernels::DType::f64 : precision == "bf16" ? kernels::DType::bf16 : kernels::DType::f32;
 }
 
 std::vector<Option> options(Recipe& recipe) {

@@ -85,7 +85,7 @@ struct TrainConfig {
   std::string frozen;               ///< name patterns taken away again
   std::int64_t seed = 1;            ///< initialisation
   std::string device = "cpu";       ///< cpu, ref
-  std::string precision = "f32";    ///< f32; f64 on ref
+  std::string precision = "f32";    ///< f32; bf16 on cpu; f64 on ref
   std::int64_t tile = 64;           ///< attention tile
   double dropout = 0;               ///< of the embedding and of what every sublayer adds
   double attention_dropout = 0;     ///< of attention weights
@@ -111,6 +111,7 @@ struct ScheduleConfig {
 
 /// [grid] How ranks are used: data × ring = ranks.
 struct GridConfig {
+  std::int64_t threads = 0;       ///< of each rank; 0: the cores of its machine, shared out among its ranks
   std::int64_t ring = 0;          ///< ranks that share a sequence; 0: all
   std::string schedule = "auto";  ///< parallel/ring_schedule.h
   std::int64_t heads = 0;         ///< ulysses: ranks of a ring that split the heads; 0: all
@@ -121,6 +122,9 @@ struct CheckpointConfig {
   std::int64_t every = 0;  ///< steps; 0: only at the end
   std::int64_t keep = 2;   ///< newest checkpoints kept
 };
+
+/// The element type that a precision names.
+kernels::DType type_of_precision(const std::string& precision);
 
 struct Recipe {
   ModelConfig model;

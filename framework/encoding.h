@@ -8,6 +8,9 @@
 //   4 terms        which score terms the tile adds (kernels/score_terms.h)        CoPE, ALiBi, T5, FIRE, Shaw, FoX, …
 //   5 update       end of a layer: position state → next state                    TAPE
 //
+// Positions and what is made of them are wide (f32 in a bf16 model), and so is all that an encoding sees, except that
+// `rotate` takes and gives values in the model's type.
+//
 // Before all of them `place` may move the positions themselves (RandPE). Every hook stands above its backward. All views
 // are the rank's local tokens of all sequences: N = B·T rows. Ranks, chunks and messages are no concern of an encoding: what
 // prepare gives per token, parallel/ring_attention brings to where it is needed.

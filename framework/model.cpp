@@ -3,9 +3,12 @@
 #include "kernels/cross_entropy.h"
 #include "kernels/embedding.h"
 #include "kernels/linear.h"
+#include "kernels/memory.h"
 #include "kernels/rmsnorm.h"
 
 namespace capstan::framework {
+
+using kernels::Fill;
 
 void resolve_sizes(ModelConfig& model, PositionConfig& position) {
   if (model.kv_heads == 0) model.kv_heads = model.heads;
@@ -29,9 +32,11 @@ Model::Model(const ModelConfig& config, const PositionConfig& position)
 }
 
 Tensor Model::embed(const View& tokens) {
-  Tensor x({tokens.elements(), config_.hidden_size}, embed_.value.type(), embed_.value.device());
+  Tensor x({tokens.elements(), config_.hidden_size}, type(), embed_.value.device(), Fill::none);
   kernels::embedding_forward(x, tokens.reshape({tokens.elements()}), embed_.value);
-  encoding_->embed(x);
+  const WideView sum(x);
+  encoding_->embed(sum);
+  if (x.view().type() != kernels::wide(type())) kernels::convert(x, sum);
   return x;
 }
 
@@ -57,8 +62,8 @@ parallel::Ring Model::make_ring(parallel::Communicator& comm, std::int64_t lengt
 
 Pass Model::forward(const parallel::Ring& ring, const Batch& batch, std::int64_t tile, Keep keep,
                     std::vector<LayerStats>* stats) {
-  const DType type = embed_.value.type();
   const Device device = embed_.value.device();
+  const kernels::MemoryPurpose purpose("activations");
   Pass pass;
   const Attend attend = [&ring](int, const parallel::RingInputs& in, const kernels::AttentionSettings& settings,
                                 kernels::AttentionStats* counts) {
@@ -66,7 +71,7 @@ Pass Model::forward(const parallel::Ring& ring, const Batch& batch, std::int64_t
   };
   const TokenRows rows = place(batch.rows(), batch.dropout.draws, batch.length, pass.position);
   pass.context = {batch.sequences(), batch.tokens.shape()[1], rows, attend, &ring, tile, batch.dropout};
-  encoding_->begin(rows, batch.declared_length ? batch.declared_length : batch.length, device, type);
+  encoding_->begin(rows, batch.declared_length ? batch.declared_length : batch.length, device, kernels::wide(type()));
 
   Tensor x = embed(batch.tokens), z = encoding_->first_state();
   drop(x, rows.index, batch.dropout, 0, "embedding");
@@ -80,7 +85,7 @@ Pass Model::forward(const parallel::Ring& ring, const Batch& batch, std::int64_t
   }
 
   const std::int64_t n = x.shape()[0];
-  pass.xn = zeros_like(x);
+  pass.xn = empty_like(x);
   kernels::rmsnorm_forward(pass.xn, x, norm_->value, config_.norm_eps);
   pass.x_last = std::move(x);
   pass.nll = Tensor({n}, DType::f64, device);
@@ -91,8 +96,9 @@ Pass Model::forward(const parallel::Ring& ring, const Batch& batch, std::int64_t
 
 /// From the last line of forward up.
 Tensor Model::backward(const Batch& batch, Pass& pass) {
+  const kernels::MemoryPurpose purpose("backward");
   const std::int64_t n = pass.xn.shape()[0];
-  Tensor dxn = zeros_like(pass.xn), dx = zeros_like(pass.xn), dz;
+  Tensor dxn = empty_like(pass.xn), dx = empty_like(pass.xn), dz;
   kernels::cross_entropy_backward(dxn, output().grad, pass.lse, pass.xn, output().value,
                                   batch.targets.view().reshape({n}));
   kernels::rmsnorm_backward(dx, norm_->grad, dxn, pass.x_last, norm_->value, config_.norm_eps,
@@ -103,15 +109,16 @@ Tensor Model::backward(const Batch& batch, Pass& pass) {
   }
   Tensor d_input = dx.clone();
   drop(dx, batch.index, batch.dropout, 0, "embedding");
-  encoding_->embed_backward(dx);
+  encoding_->embed_backward(WideView(dx));
   if (embed_.grad) kernels::embedding_backward(embed_.grad, batch.tokens.view().reshape({n}), dx);
   return d_input;
 }
 
 Tensor Model::hidden(SequenceContext context, const View& tokens, std::int64_t total_length) {
+  const kernels::MemoryPurpose purpose("activations");
   Tensor position;
   context.rows = place(context.rows, {}, total_length, position);
-  encoding_->begin(context.rows, total_length, embed_.value.device(), embed_.value.type());
+  encoding_->begin(context.rows, total_length, embed_.value.device(), kernels::wide(type()));
   Tensor x = embed(tokens), z = encoding_->first_state();
   BlockSaved unused;
   for (const Block& block : blocks_) {
@@ -119,13 +126,13 @@ Tensor Model::hidden(SequenceContext context, const View& tokens, std::int64_t t
     x = std::move(out.x);
     z = std::move(out.z);
   }
-  Tensor xn = zeros_like(x);
+  Tensor xn = empty_like(x);
   kernels::rmsnorm_forward(xn, x, norm_->value, config_.norm_eps);
   return xn;
 }
 
 Tensor Model::logits(const View& hidden_rows) const {
-  Tensor out({hidden_rows.dim(0), config_.vocabulary}, hidden_rows.type(), hidden_rows.device());
+  Tensor out({hidden_rows.dim(0), config_.vocabulary}, kernels::wide(type()), hidden_rows.device(), Fill::none);
   kernels::linear_forward(out, hidden_rows, output().value);
   return out;
 }

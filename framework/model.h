@@ -40,6 +40,8 @@ class Model {
   const PositionConfig& position() const { return position_; }
   Parameters& parameters() { return parameters_; }
   const Parameters& parameters() const { return parameters_; }
+  /// Of weights and activations: f64, f32 or bf16.
+  DType type() const { return embed_.value.type(); }
   int layers() const { return int(blocks_.size()); }
   Encoding& encoding() { return *encoding_; }
   /// Chunk edges lie at multiples of this: lcm(tile, block).

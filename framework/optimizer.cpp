@@ -7,6 +7,7 @@
 #include "kernels/adamw.h"
 #include "kernels/elementwise.h"
 #include "kernels/global_norm.h"
+#include "kernels/memory.h"
 
 namespace capstan::framework {
 
@@ -15,6 +16,7 @@ Optimizer::Optimizer(const OptimizerConfig& config, Parameters& parameters, para
       shard_(shard_range(parameters.trainable_elements(), world.rank(), world.size())),
       piece_(parameters.trainable_values().elements() / world.size()) {
   const View& values = parameters.trainable_values();
+  const kernels::MemoryPurpose purpose("optimizer");
   gradient_ = Tensor({piece_}, values.type(), values.device());
   if (config.kind != "adamw") return;
   m_ = Tensor({shard_.end - shard_.begin}, values.type(), values.device());
@@ -35,9 +37,41 @@ double Optimizer::step(double learning_rate, std::int64_t counted) {
   if (config_.clip > 0 && norm > config_.clip) kernels::scale(gradient_, config_.clip / norm);
   ++updates_;
   update_shard(learning_rate, gradient_);
-  const std::int64_t begin = world_.rank() * piece_;
-  world_.all_gather(parameters_.trainable_values().rows(begin, begin + piece_), parameters_.trainable_values());
+  gather_values();
   return norm;
+}
+
+void Optimizer::narrow_parameters() {
+  const kernels::MemoryPurpose purpose("optimizer");
+  masters_ = {};  // piece() is the parameters' own
+  Tensor masters = empty_like(piece());
+  masters.view().copy_from(piece());
+  parameters_.narrow();
+  masters_ = std::move(masters);
+}
+
+View Optimizer::piece() const {
+  if (masters_) return masters_;
+  const std::int64_t begin = world_.rank() * piece_;
+  return parameters_.trainable_values().rows(begin, begin + piece_);
+}
+
+/// Every rank's piece to all. What stays f32 in a narrow model is little: one sum over ranks, each with its own parts.
+void Optimizer::gather_values() {
+  const View& values = parameters_.trainable_values();
+  const View mine = values.rows(world_.rank() * piece_, (world_.rank() + 1) * piece_);
+  if (masters_) kernels::convert(mine, masters_);
+  world_.all_gather(mine, values);
+  if (!masters_) return;
+  const View wide = parameters_.wide_trainable_values();
+  wide.fill_zero();
+  for (const Parameter& p : parameters_.all()) {
+    const std::int64_t begin = std::max(p.offset, shard_.begin),
+                       end = std::min(p.offset + p.shape.elements(), shard_.end), to = p.wide_offset + begin - p.offset;
+    if (!p.trainable || p.wide_offset < 0 || begin >= end) continue;
+    wide.rows(to, to + end - begin).copy_from(masters_.view().rows(begin - shard_.begin, end - shard_.begin));
+  }
+  world_.all_reduce(wide);
 }
 
 /// The shard crosses parameters with and without weight decay: one call per parameter.
@@ -47,13 +81,12 @@ void Optimizer::update_shard(double learning_rate, const View& gradient) {
     const std::int64_t begin = std::max(p.offset, shard_.begin),
                        end = std::min(p.offset + p.shape.elements(), shard_.end);
     if (begin >= end) continue;
-    const View w = parameters_.trainable_values().rows(begin, end);
     const auto local = [&](const View& x) { return x.rows(begin - shard_.begin, end - shard_.begin); };
     if (config_.kind == "adamw")
       kernels::adamw_step(
-          w, local(m_), local(v_), local(gradient),
+          local(piece()), local(m_), local(v_), local(gradient),
           {learning_rate, config_.beta1, config_.beta2, config_.eps, p.decay ? config_.weight_decay : 0.0, updates_});
-    else kernels::sgd_step(w, local(gradient), learning_rate);
+    else kernels::sgd_step(local(piece()), local(gradient), learning_rate);
   }
 }
 

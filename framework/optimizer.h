@@ -1,6 +1,7 @@
 #pragma once
 // Update of the trainable parameters with the optimizer state cut evenly over all ranks of the grid (ZeRO-1, arXiv 1910.02054 §5.1):
 //   gradients of sums → reduce-scatter → this rank's shard / N → global norm → clip → AdamW or SGD on the shard → all-gather values.
+// Of a narrow model (bf16) each rank keeps the f32 values of its shard, the masters, and gathers what they round to.
 // The trainer alone divides by N, once, here: after the reduction, before norm and clip.
 
 #include "framework/config.h"
@@ -14,6 +15,9 @@ class Optimizer {
   /// Parameters must be allocated with gradients, for world.size() ranks.
   Optimizer(const OptimizerConfig& config, Parameters& parameters, parallel::Communicator& world);
 
+  /// Makes the parameters, which are f32, narrow, and keeps the f32 values of this rank's shard.
+  void narrow_parameters();
+
   /// Gradient norm of the mean loss, before clipping. Consumes the gradients (sets them to zero). counted = N of the whole step.
   /// Error (internal): norm not finite; then nothing was updated.
   double step(double learning_rate, std::int64_t counted);
@@ -21,12 +25,16 @@ class Optimizer {
   std::int64_t updates() const { return updates_; }
   void set_updates(std::int64_t updates) { updates_ = updates; }
   ShardRange shard() const { return shard_; }
+  /// [shard] the values that updates are made on.
+  View values() const { return piece().rows(0, shard_.end - shard_.begin); }
   /// [shard] moments; absent for SGD.
   const View& m() const { return m_.view(); }
   const View& v() const { return v_.view(); }
 
  private:
   void update_shard(double learning_rate, const View& gradient);
+  void gather_values();
+  View piece() const;  ///< [piece] values() and padding
 
   OptimizerConfig config_;
   Parameters& parameters_;
@@ -34,6 +42,7 @@ class Optimizer {
   ShardRange shard_;
   std::int64_t piece_;  // elements per rank, with padding
   std::int64_t updates_ = 0;
+  Tensor masters_;  // of a narrow model
   Tensor m_, v_, gradient_;
 };
 

@@ -6,6 +6,8 @@
 
 #include "framework/config.h"
 #include "framework/random.h"
+#include "kernels/converted.h"
+#include "kernels/memory.h"
 
 namespace capstan::framework {
 
@@ -31,14 +33,59 @@ void Parameters::allocate(Device device, DType type, bool with_gradients,
     used += p.shape.elements();
   }
   const std::int64_t padded = (trainable_elements_ + ranks - 1) / ranks * ranks;
-  values_ = Tensor({padded}, type, device);
-  frozen_ = Tensor({frozen_elements}, type, device);
-  if (with_gradients) gradients_ = Tensor({padded}, type, device);
+  {
+    const kernels::MemoryPurpose purpose("parameters");
+    values_ = Tensor({padded}, type, device);
+    frozen_ = Tensor({frozen_elements}, type, device);
+  }
+  if (with_gradients) {
+    const kernels::MemoryPurpose purpose("gradients");
+    gradients_ = Tensor({padded}, type, device);
+  }
   for (Parameter& p : all_) {
     const std::int64_t end = p.offset + p.shape.elements();
-    p.value = (p.trainable ? values_ : frozen_).view().rows(p.offset, end).reshape(p.shape);
     p.grad = p.trainable && with_gradients ? gradients_.view().rows(p.offset, end).reshape(p.shape) : View();
   }
+  place_values();
+}
+
+/// Points every value at its place in the buffers that there are.
+void Parameters::place_values() {
+  for (Parameter& p : all_) {
+    const bool is_wide = is_narrow() && p.wide_offset >= 0;
+    const Tensor& buffer = is_wide ? wide_ : p.trainable ? values_ : frozen_;
+    const std::int64_t begin = is_wide ? p.wide_offset : p.offset;
+    p.value = buffer.view().rows(begin, begin + p.shape.elements()).reshape(p.shape);
+  }
+}
+
+void Parameters::narrow() {
+  CAPSTAN_CHECK(values_.view().type() == DType::f32, "values of {} made bf16", kernels::name_of(values_.view().type()));
+  const kernels::MemoryPurpose purpose("parameters");
+  std::int64_t wide_elements = 0;
+  for (const bool trainable : {true, false}) {
+    for (Parameter& p : all_) {
+      if (p.trainable != trainable || !is_of_position(p.name)) continue;
+      p.wide_offset = wide_elements;
+      wide_elements += p.shape.elements();
+    }
+    if (trainable) wide_trainable_elements_ = wide_elements;
+  }
+  wide_ = Tensor({wide_elements}, DType::f32, values_.view().device());
+  for (const Parameter& p : all_)
+    if (p.wide_offset >= 0) wide_.view().rows(p.wide_offset, p.wide_offset + p.shape.elements()).copy_from(p.value);
+  for (Tensor* buffer : {&values_, &frozen_}) *buffer = kernels::converted(*buffer, DType::bf16);
+  place_values();
+}
+
+void Parameters::widen() {
+  if (!is_narrow()) return;
+  const kernels::MemoryPurpose purpose("parameters");
+  for (Tensor* buffer : {&values_, &frozen_}) *buffer = kernels::converted(*buffer, DType::f32);
+  place_values();
+  for (const Parameter& p : all_)
+    if (p.wide_offset >= 0) p.value.copy_from(wide_.view().rows(p.wide_offset, p.wide_offset + p.shape.elements()));
+  wide_ = {};
 }
 
 void Parameters::initialise(std::uint64_t seed, double std_deviation) {
@@ -66,6 +113,8 @@ std::int64_t Parameters::elements() const {
   for (const Parameter& p : all_) sum += p.shape.elements();
   return sum;
 }
+
+bool is_of_position(const std::string& name) { return name.find(".position.") != std::string::npos; }
 
 bool matches_any(const std::string& name, const std::string& patterns) {
   for (const std::string& pattern : split_list(patterns))

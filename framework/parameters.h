@@ -4,6 +4,9 @@
 // Declared first, then allocated: all trainable values lie in one buffer and their gradients in another of the same layout, so
 // that the optimizer may cut both evenly over the ranks (ZeRO-1) whatever the tensors are. Frozen values lie apart and have no
 // gradient.
+//
+// A model in bf16 is loaded in f32 and then narrowed: values become bf16, but those of position encodings, which stay f32
+// (tables, gates' keys and states are computed in it). Gradients are f32 throughout.
 
 #include <deque>
 #include <functional>
@@ -28,10 +31,11 @@ struct Parameter {
   Init init = Init::zero;
   std::vector<double> given;  ///< the first values, for Init::given
   bool trainable = true;
-  bool decay = false;        ///< weight decay: matrices only
-  std::int64_t offset = -1;  ///< first element in the trainable buffer
-  View value;                ///< of `shape`
-  View grad;                 ///< of `shape`; absent if frozen
+  bool decay = false;             ///< weight decay: matrices only
+  std::int64_t offset = -1;       ///< first element in the trainable buffer
+  std::int64_t wide_offset = -1;  ///< first element in the buffer of values that stay f32; below 0: not there
+  View value;                     ///< of `shape`
+  View grad;                      ///< of `shape`; absent if frozen
 };
 
 class Parameters {
@@ -42,6 +46,11 @@ class Parameters {
   /// zeros so that `ranks` even shards (shard_range) cover them.
   void allocate(Device device, DType type, bool with_gradients,
                 const std::function<bool(const std::string&)>& trainable, int ranks = 1);
+  /// From now on values are bf16, rounded from the f32 that they are.
+  void narrow();
+  /// f32 again, with the rounded values, for new ones to be loaded. Nothing to do unless narrow.
+  void widen();
+  bool is_narrow() const { return values_.view().type() == DType::bf16; }
   /// Fills every value from its rule: a pure function of (seed, name, element).
   void initialise(std::uint64_t seed, double std_deviation);
 
@@ -53,12 +62,20 @@ class Parameters {
   /// [trainable elements + padding], one after the other in the order of declaration.
   const View& trainable_values() const { return values_.view(); }
   const View& gradients() const { return gradients_.view(); }
+  /// Of a narrow model: the trainable values that stay f32, one after the other. Their places in trainable_values() are unused.
+  View wide_trainable_values() const { return wide_.view().rows(0, wide_trainable_elements_); }
 
  private:
+  void place_values();
+
   std::deque<Parameter> all_;
-  std::int64_t trainable_elements_ = 0;
+  std::int64_t trainable_elements_ = 0, wide_trainable_elements_ = 0;
   Tensor values_, frozen_, gradients_;
+  Tensor wide_;  // narrow models: values of position encodings, the trainable ones first
 };
+
+/// Parameters of position encodings: they stay f32 in a narrow model, and a checkpoint may lack them.
+bool is_of_position(const std::string& name);
 
 /// True if `name` matches one of the comma-separated patterns; `*` stands for any text, `?` for one character.
 bool matches_any(const std::string& name, const std::string& patterns);

@@ -81,15 +81,18 @@ std::int64_t Plan::memory_total() const {
 
 parallel::RingInputs ring_shapes(const Recipe& r, const Encoding& encoding, int layer, std::int64_t t) {
   const std::int64_t b = r.train.micro_batch, h = r.model.heads, g = r.model.kv_heads, d = r.model.head_size;
-  const kernels::DType type = r.train.precision == "f64" ? kernels::DType::f64 : kernels::DType::f32;
-  const auto view = [&](const kernels::Shape& shape) { return View(nullptr, type, kernels::Device::ref, shape); };
+  const kernels::DType type = type_of_precision(r.train.precision), sums = kernels::wide(type);
+  const auto of = [](const kernels::Shape& shape, kernels::DType as) {
+    return View(nullptr, as, kernels::Device::ref, shape);
+  };
+  const auto view = [&](const kernels::Shape& shape) { return of(shape, sums); };
   const View row(nullptr, kernels::DType::i64, kernels::Device::ref, {b, t});
   const Claims claims = encoding.claims();
   const Terms terms = encoding.terms(layer);
   parallel::RingInputs in;
-  in.q = view({b, t, h, d});
-  in.k = in.v = view({b, t, g, d});
-  if (encoding.travels(layer)) in.z = in.k;
+  in.q = of({b, t, h, d}, type);
+  in.k = in.v = of({b, t, g, d}, type);
+  if (encoding.travels(layer)) in.z = view({b, t, g, d});
   if (in.z && layer == 0) in.make_z = [](const View&, const View&) {};
   in.rows = {row, row, row};
   in.offset = terms.offset;
@@ -98,12 +101,12 @@ parallel::RingInputs ring_shapes(const Recipe& r, const Encoding& encoding, int 
   if (terms.gates[0].gates != kernels::Gates::none) {
     in.terms.table[0] = view({b, t, h, r.position.cope_positions});
     if (unrotated) in.terms.gate_q[0] = in.q;
-    if (terms.gate_keys == GateKeys::separate || (unrotated && terms.gate_keys == GateKeys::keys))
-      in.terms.gate_k[0] = in.k;
+    if (terms.gate_keys == GateKeys::separate) in.terms.gate_k[0] = view({b, t, g, d});
+    else if (unrotated && terms.gate_keys == GateKeys::keys) in.terms.gate_k[0] = in.k;
   }
   if (terms.gates[1].gates != kernels::Gates::none) {
     in.terms.table[1] = view({b, t, h, r.position.block_positions});
-    in.terms.gate_k[1] = in.k;
+    in.terms.gate_k[1] = view({b, t, g, d});
     if (claims.rotation) in.terms.gate_q[1] = in.q;
   }
   if (terms.offset.rule != parallel::OffsetRule::none) in.terms.offset_source = view({b, t, h});

@@ -13,8 +13,10 @@
 #include "framework/random.h"
 #include "framework/stop_request.h"
 #include "kernels/build_info.h"
-#include "kernels/global_norm.h"
+#include "kernels/elementwise.h"
 #include "kernels/isa.h"
+#include "kernels/memory.h"
+#include "kernels/threads.h"
 #include "parallel/agreement.h"
 
 namespace capstan::framework {
@@ -24,7 +26,6 @@ namespace {
 namespace fs = std::filesystem;
 
 Device device_of(const Recipe& recipe) { return recipe.train.device == "ref" ? Device::ref : Device::cpu; }
-DType type_of(const Recipe& recipe) { return recipe.train.precision == "f64" ? DType::f64 : DType::f32; }
 
 Keep keep_of(const std::string& recompute) {
   return recompute == "none" ? Keep::everything : recompute == "block" ? Keep::ring : Keep::inputs;
@@ -93,12 +94,13 @@ Trainer::Trainer(const Recipe& recipe, parallel::Communicator& world)
       grid_(make_process_grid(world, recipe.grid.ring ? int(recipe.grid.ring) : world.size())),
       data_(open_training_data(recipe_)) {
   const TrainConfig& train = recipe_.train;
+  kernels::set_threads(parallel::threads_of_rank(world, recipe_.grid.threads));
   resolve_sizes(recipe_.model, recipe_.position);
   require_same_start();
 
   model_ = std::make_unique<Model>(recipe_.model, recipe_.position);
   model_->parameters().allocate(
-      device_of(recipe_), type_of(recipe_), true,
+      device_of(recipe_), kernels::wide(type_of_precision(train.precision)), true,
       [&](const std::string& name) { return matches_any(name, train.trainable) && !matches_any(name, train.frozen); },
       world.size());
   if (model_->parameters().trainable_elements() == 0)
@@ -110,6 +112,11 @@ Trainer::Trainer(const Recipe& recipe, parallel::Communicator& world)
   ring_ =
       std::make_unique<parallel::Ring>(model_->make_ring(*grid_.ring, recipe_.data.context, train.tile, recipe_.grid));
   optimizer_ = std::make_unique<Optimizer>(recipe_.optimizer, model_->parameters(), world);
+  narrow_if_asked();
+}
+
+void Trainer::narrow_if_asked() {
+  if (type_of_precision(recipe_.train.precision) == DType::bf16) optimizer_->narrow_parameters();
 }
 
 /// Refuses ranks that are about to do different things; the first difference is named.
@@ -176,7 +183,11 @@ StepResult Trainer::train_step() {
   double nll = 0;
   std::vector<LayerStats> layers(std::size_t(model_->layers()));
   for (const std::vector<SampleId>& ids : micro_batches(samples)) {
-    Batch batch = data_.train.read(ids, ring_->layout, grid_.ring_rank, device_of(recipe_));
+    Batch batch;
+    {
+      const kernels::MemoryPurpose purpose("batch");
+      batch = data_.train.read(ids, ring_->layout, grid_.ring_rank, device_of(recipe_));
+    }
     batch.declared_length = recipe_.position.length;
     batch.dropout = dropout_of(ids);
     Pass pass = model_->forward(*ring_, batch, recipe_.train.tile, keep_of(recipe_.train.recompute), &layers);
@@ -238,7 +249,7 @@ CheckpointHeader Trainer::header() const {
 /// Every rank holds all values, so that all come to the same verdict.
 void Trainer::require_finite_values() const {
   for (const Parameter& p : model_->parameters().all())
-    if (p.trainable && !std::isfinite(kernels::sum_of_squares(p.value)))
+    if (p.trainable && !kernels::all_finite(p.value))
       fail(ExitCode::internal,
            "step {}: the update made tensor '{}' not finite; it was not saved and the last checkpoint is kept: lower "
            "optimizer.lr",
@@ -249,11 +260,13 @@ std::string Trainer::save(const std::string& parent) {
   require_finite_values();
   const ShardRange shard = optimizer_->shard();
   return save_checkpoint(world_, parent, "", header(), extras_, model_->parameters(),
-                         {shard.begin, shard.end, optimizer_->m(), optimizer_->v()});
+                         {shard.begin, shard.end, optimizer_->m(), optimizer_->v(), optimizer_->values()});
 }
 
 void Trainer::load(const Checkpoint& checkpoint) {
+  model_->parameters().widen();
   load_values(model_->parameters(), checkpoint);
+  narrow_if_asked();
   step_ = checkpoint.header().step;
   optimizer_->set_updates(checkpoint.header().optimizer_steps);
   if (!optimizer_->m() || !checkpoint.has_optimizer()) return;
@@ -306,7 +319,10 @@ void Trainer::announce(const std::string& run_folder, const std::string& resumed
              : grid_.ring_size == 1          ? " (grid.schedule = auto: one rank)"
                                              : " (grid.schedule = auto: even work, and every encoding's key order)");
   fmt::print("kernels   {} {}{}\n", recipe_.train.device, recipe_.train.precision,
-             recipe_.train.device == "cpu" ? ", " + kernels::name_of(kernels::best_isa()) : std::string());
+             recipe_.train.device == "cpu"
+                 ? fmt::format(", {}, {} thread{} per rank", kernels::name_of(kernels::best_isa()), kernels::threads(),
+                               kernels::threads() > 1 ? "s" : "")
+                 : std::string());
   std::fflush(stdout);
 }
 

@@ -53,6 +53,7 @@ class Trainer {
  private:
   void require_same_start();
   void start_values();
+  void narrow_if_asked();
   void announce(const std::string& run_folder, const std::string& resumed) const;
   void refuse_changes(const std::string& run_folder) const;
   void require_finite_values() const;

@@ -1,19 +1,11 @@
 #include "kernels/tensor.h"
 
-#include <atomic>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 
+#include "kernels/memory.h"
+
 namespace capstan::kernels {
-
-namespace {
-std::atomic<std::int64_t> bytes_now{0};
-std::atomic<std::int64_t> bytes_peak{0};
-constexpr std::int64_t alignment = 64;
-
-std::int64_t round_up(std::int64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
-}  // namespace
 
 std::int64_t size_of(DType type) {
   switch (type) {
@@ -108,45 +100,31 @@ void View::copy_from(const View& source) const {
   if (bytes() > 0) std::memmove(data_, source.data(), std::size_t(bytes()));
 }
 
-Tensor::Tensor(Shape shape, DType type, Device device) {
-  const std::int64_t bytes = round_up(shape.elements() * size_of(type));
-  void* memory = nullptr;
-  if (bytes > 0) {
-    // One more line holds the size for Free.
-    char* block = static_cast<char*>(std::aligned_alloc(alignment, std::size_t(bytes + alignment)));
-    if (!block)
-      fail(ExitCode::internal,
-           "no memory for a tensor {} of {} bytes: use more ranks, a smaller micro-batch, or train.recompute",
-           shape.text(), bytes);
-    std::memcpy(block, &bytes, sizeof bytes);
-    std::memset(block + alignment, 0, std::size_t(bytes));
-    memory = block + alignment;
-    const std::int64_t now = bytes_now.fetch_add(bytes) + bytes;
-    std::int64_t peak = bytes_peak.load();
-    while (now > peak && !bytes_peak.compare_exchange_weak(peak, now)) {}
-  }
-  memory_.reset(memory);
-  view_ = View(memory, type, device, shape);
+Tensor::Tensor(Shape shape, DType type, Device device, Fill fill) {
+  const std::int64_t bytes = shape.elements() * size_of(type);
+  memory_.reset(take_memory(bytes));
+  if (bytes > 0 && !memory_)
+    fail(ExitCode::internal,
+         "no memory for a tensor {} of {} bytes: use more ranks, a smaller micro-batch, or train.recompute",
+         shape.text(), bytes);
+  if (bytes > 0 && fill == Fill::zero) std::memset(memory_.get(), 0, std::size_t(bytes));
+#ifndef NDEBUG
+  if (bytes > 0 && fill == Fill::none) std::memset(memory_.get(), 0xff, std::size_t(bytes));  // NaNs
+#endif
+  view_ = View(memory_.get(), type, device, shape);
 }
 
-void Tensor::Free::operator()(void* memory) const {
-  if (!memory) return;
-  char* block = static_cast<char*>(memory) - alignment;
-  std::int64_t bytes = 0;
-  std::memcpy(&bytes, block, sizeof bytes);
-  bytes_now.fetch_sub(bytes);
-  std::free(block);
-}
+void Tensor::Free::operator()(void* memory) const { give_memory(memory); }
 
 Tensor Tensor::clone() const {
   if (!view_) return {};
-  Tensor copy = zeros_like(view_);
+  Tensor copy = empty_like(view_);
   copy.view().copy_from(view_);
   return copy;
 }
 
 Tensor zeros_like(const View& view) { return Tensor(view.shape(), view.type(), view.device()); }
 
-MemoryUse tensor_memory() { return {bytes_now.load(), bytes_peak.load()}; }
+Tensor empty_like(const View& view) { return Tensor(view.shape(), view.type(), view.device(), Fill::none); }
 
 }  // namespace capstan::kernels

@@ -89,11 +89,14 @@ class View {
   bool present_ = false;
 };
 
-/// Owned memory, 64-byte aligned, zero at first. Moves, never copies by accident: see clone().
+/// What new memory holds: zeros, or anything (in debug builds NaNs), for what is overwritten at once.
+enum class Fill : std::uint8_t { zero, none };
+
+/// Owned memory (kernels/memory.h), 64-byte aligned. Moves, never copies by accident: see clone().
 class Tensor {
  public:
   Tensor() = default;
-  Tensor(Shape shape, DType type, Device device);
+  Tensor(Shape shape, DType type, Device device, Fill fill = Fill::zero);
   Tensor(Tensor&&) = default;
   Tensor& operator=(Tensor&&) = default;
 
@@ -112,14 +115,9 @@ class Tensor {
   View view_;
 };
 
-/// A tensor of the same shape, type and device, zero.
+/// Tensors of the same shape, type and device.
 Tensor zeros_like(const View& view);
-
-/// Bytes now held by Tensors of this process, and the most that were held at one time.
-struct MemoryUse {
-  std::int64_t now, peak;
-};
-MemoryUse tensor_memory();
+Tensor empty_like(const View& view);
 
 /// Calls f(float{}) or f(double{}): the body of every `ref` kernel.
 template <class F> void with_real(DType type, F&& f) {

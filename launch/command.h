@@ -30,6 +30,9 @@ Command import_command();
 Command export_command();
 Command inspect_command();
 
+/// --memory-report, for commands that compute: run_program prints the report when they are done.
+CommandOption memory_report_option();
+
 /// The table, in the order of --help.
 std::vector<Command> commands();
 

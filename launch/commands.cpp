@@ -1,11 +1,14 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "framework/memory_report.h"
 #include "kernels/build_info.h"
 #include "launch/command.h"
 
 namespace capstan::launch {
 namespace {
+
+constexpr char memory_report_name[] = "memory-report";
 
 std::vector<std::string> words_of(const std::string& name) {
   const std::size_t space = name.find(' ');
@@ -92,6 +95,10 @@ const Command& find_command(const std::vector<Command>& all, const std::vector<s
        near.empty() ? scope + " --help lists them" : fmt::format("did you mean {} {}?", scope, near));
 }
 
+CommandOption memory_report_option() {
+  return CommandOption::flag(memory_report_name, false, "Print, when done, what memory was taken and for what.");
+}
+
 ExitCode run_program(const std::vector<Command>& all, const std::vector<std::string>& words,
                      parallel::Communicator& world) {
   if (words.size() == 1 && words[0] == "--version") {
@@ -106,9 +113,16 @@ ExitCode run_program(const std::vector<Command>& all, const std::vector<std::str
   const Command& command = find_command(all, words);
   const auto own = words.begin() + std::ptrdiff_t(words_of(command.syntax.command).size());
   const Arguments arguments = parse_arguments(command.syntax, {own, words.end()});
-  if (!arguments.help()) return command.run(arguments, world);
-  print(world, help_text(command.syntax));
-  return ExitCode::done;
+  if (arguments.help()) {
+    print(world, help_text(command.syntax));
+    return ExitCode::done;
+  }
+  const ExitCode code = command.run(arguments, world);
+  const auto& options = command.syntax.options;
+  const bool may_report = std::any_of(options.begin(), options.end(),
+                                      [](const CommandOption& option) { return option.name == memory_report_name; });
+  if (may_report && arguments.flag(memory_report_name)) print(world, framework::memory_report_text(world));
+  return code;
 }
 
 }  // namespace capstan::launch

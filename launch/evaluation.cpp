@@ -5,6 +5,7 @@
 
 #include "framework/files.h"
 #include "kernels/build_info.h"
+#include "kernels/threads.h"
 #include "parallel/agreement.h"
 
 namespace capstan::launch {
@@ -23,9 +24,12 @@ Syntax model_syntax(const std::string& command, const std::string& summary, std:
       CommandOption::integer("ring", ring, 0, 1 << 20, "ranks",
                              "Ranks that share a sequence; 0: all. The rest of the ranks share the work."),
       CommandOption::choice("device", "cpu", {"cpu", "ref"}, "cpu: fast; ref: naive, also in double precision."),
-      CommandOption::choice("precision", "f32", {"f32", "f64"}, "f64 needs --device ref."),
+      CommandOption::choice("precision", "f32", {"f32", "bf16", "f64"}, "bf16 needs --device cpu, f64 --device ref."),
+      CommandOption::integer("threads", 0, 0, 1024, "threads",
+                             "Threads of each rank; 0: the cores of a machine, shared out among its ranks."),
       CommandOption::integer("tile", 64, 1, kernels::largest_tile, "tokens",
                              "Attention tile; as in training for the same bits."),
+      memory_report_option(),
   };
   all.insert(all.end(), rest.begin(), rest.end());
   return {command, summary, {}, all, {"position"}, true};
@@ -57,9 +61,12 @@ framework::PositionConfig position_of(const Arguments& arguments, const framewor
 
 EvaluatedModel load_evaluated_model(const Arguments& arguments, parallel::Communicator& world) {
   const Device device = arguments.text("device") == "ref" ? Device::ref : Device::cpu;
-  const DType type = arguments.text("precision") == "f64" ? DType::f64 : DType::f32;
+  const DType type = framework::type_of_precision(arguments.text("precision"));
   if (type == DType::f64 && device != Device::ref)
     fail(ExitCode::usage, "--precision f64 is computed on --device ref only");
+  if (type == DType::bf16 && device != Device::cpu)
+    fail(ExitCode::usage, "--precision bf16 is computed on --device cpu only");
+  kernels::set_threads(parallel::threads_of_rank(world, arguments.integer("threads")));
 
   EvaluatedModel loaded;
   loaded.tile = arguments.integer("tile");

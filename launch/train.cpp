@@ -14,7 +14,8 @@ Command train_command() {
                     {{"RECIPE", "recipe file (recipes/*.cfg)"}},
                     {CommandOption::text("run", "", "DIR", "run folder; default: runs/ and the recipe's name"),
                      CommandOption::real("max-time", 0, 0, 1e9, "seconds",
-                                         "stop with a saved checkpoint after this time (train.max_time); 0: no limit")},
+                                         "stop with a saved checkpoint after this time (train.max_time); 0: no limit"),
+                     memory_report_option()},
                     recipe_sections()};
   command.run = [](const Arguments& arguments, parallel::Communicator& world) {
     const std::string path = arguments.positional("RECIPE");

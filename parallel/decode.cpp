@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/converted.h"
 #include "parallel/ring_fields.h"
 
 namespace capstan::parallel {
@@ -165,7 +166,7 @@ RingSaved decode_attention(Communicator& ring, const GrowingLayout& layout, cons
   CAPSTAN_CHECK(in.q.dim(0) == 1 && in.q.dim(1) == 1, "decode takes one row, not q {}", in.q.shape().text());
   CAPSTAN_CHECK(layout.ranks() == ring.size(), "a layout for {} ranks on a ring of {}", layout.ranks(), ring.size());
   const std::int64_t heads = in.q.dim(2), columns = in.z ? 2 * in.q.dim(3) : in.q.dim(3);
-  const DType type = in.q.type();
+  const DType type = in.q.type(), sums = kernels::wide(type);
   const kernels::Device device = in.q.device();
   const RingInputs cached = cache.keys();
   const Ring as_ring{ring, layout.layout(), {}};
@@ -202,7 +203,7 @@ RingSaved decode_attention(Communicator& ring, const GrowingLayout& layout, cons
     horizon[sum] = zeros_like(carry[sum]);
   }
   // o, m and l in one buffer, so that the state is one message.
-  const Tensor state({heads * (columns + 2)}, type, device), states({ring.size(), heads * (columns + 2)}, type, device);
+  const Tensor state({heads * (columns + 2)}, sums, device), states({ring.size(), heads * (columns + 2)}, sums, device);
   const auto part = [&](std::int64_t from, const Shape& shape) {
     return state.view().rows(from, from + shape.elements()).reshape(shape);
   };
@@ -220,10 +221,11 @@ RingSaved decode_attention(Communicator& ring, const GrowingLayout& layout, cons
   ring.all_gather(state, states);
 
   RingSaved result;
-  result.o = Tensor({1, 1, heads, columns}, type, device);
-  result.lse = Tensor({1, 1, heads}, type, device);
+  result.o = Tensor({1, 1, heads, columns}, sums, device);
+  result.lse = Tensor({1, 1, heads}, sums, device);
   fold_states(result.o.view().reshape({heads, columns}), result.lse.view().reshape({heads}), states,
               newest_first(layout));
+  if (!in.z && type != sums) result.o = kernels::converted(result.o, type);
   return result;
 }
 

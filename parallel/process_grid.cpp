@@ -1,5 +1,10 @@
 #include "parallel/process_grid.h"
 
+#include <sched.h>
+
+#include <algorithm>
+#include <cstdlib>
+
 namespace capstan::parallel {
 
 ProcessGrid make_process_grid(Communicator& world, int ring_size) {
@@ -19,6 +24,29 @@ ProcessGrid make_process_grid(Communicator& world, int ring_size) {
 }
 
 std::vector<std::string> hosts_of_ranks(Communicator& world) { return world.all_gather(host_name()); }
+
+namespace {
+
+/// The host and the cores that the calling thread may use: equal for ranks that share them. And how many these are.
+std::pair<std::string, int> usable_cores() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  if (sched_getaffinity(0, sizeof cores, &cores) != 0) return {host_name(), 1};
+  std::string text = host_name();
+  for (int core = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(core, &cores)) text += fmt::format(" {}", core);
+  return {text, CPU_COUNT(&cores)};
+}
+
+}  // namespace
+
+int threads_of_rank(Communicator& world, std::int64_t wanted) {
+  const auto [mine, cores] = usable_cores();
+  const std::vector<std::string> all = world.all_gather(mine);
+  if (wanted > 0) return int(wanted);
+  if (const char* text = std::getenv("OMP_NUM_THREADS"); text && std::atoi(text) > 0) return std::atoi(text);
+  return std::max(1, cores / int(std::count(all.begin(), all.end(), mine)));
+}
 
 std::string text_of_hosts(const std::vector<std::string>& hosts) {
   std::string text;

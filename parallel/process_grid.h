@@ -29,6 +29,10 @@ ProcessGrid make_process_grid(Communicator& world, int ring_size);
 /// The host of every rank.
 std::vector<std::string> hosts_of_ranks(Communicator& world);
 
+/// Threads that the calling rank should compute with (kernels/threads.h). wanted > 0: as many. 0: OMP_NUM_THREADS if it
+/// is set, else the cores that the rank may use, shared out among the ranks that may use the same. Called by all ranks.
+int threads_of_rank(Communicator& world, std::int64_t wanted);
+
 /// For the start line: "rank 0-3 on alpha, 4-7 on beta".
 std::string text_of_hosts(const std::vector<std::string>& hosts);
 

@@ -3,12 +3,15 @@
 #include <algorithm>
 
 #include "kernels/block_pool.h"
+#include "kernels/converted.h"
+#include "kernels/memory.h"
 #include "parallel/ring_fields.h"
 #include "parallel/ring_player.h"
 
 namespace capstan::parallel {
 
 using kernels::DType;
+using kernels::Fill;
 using kernels::gated_sums;
 
 Tensor pool_keys(const Ring& ring, const RingInputs& in, const AttentionSettings& settings) {
@@ -105,12 +108,13 @@ RingSaved forward(const Ring& ring, const SequenceLayout& row_layout, const Ring
   CAPSTAN_CHECK(local == row_layout.local_tokens(rank) && keys_in.k.dim(1) == ring.layout.local_tokens(rank),
                 "{} local rows and {} keys, the layout says {} and {}", local, keys_in.k.dim(1),
                 row_layout.local_tokens(rank), ring.layout.local_tokens(rank));
-  const DType type = in.q.type();
+  const DType type = in.q.type(), sums = kernels::wide(type);
   const kernels::Device device = in.q.device();
+  const kernels::MemoryPurpose purpose("ring");
   RingSaved saved;
-  saved.o = Tensor({batch, local, heads, in.z ? 2 * depth : depth}, type, device);
-  saved.lse = Tensor({batch, local, heads}, type, device);
-  const Tensor l({batch, local, heads}, type, device);
+  Tensor o({batch, local, heads, in.z ? 2 * depth : depth}, sums, device, Fill::none);
+  saved.lse = Tensor({batch, local, heads}, sums, device, Fill::none);
+  const Tensor l({batch, local, heads}, sums, device, Fill::none);
   for (int sum = 0; sum < gated_sums; ++sum) {
     if (!has_sum(settings, sum)) continue;
     saved.carry[sum] = Tensor({batch, local, heads}, DType::i64, device);
@@ -121,13 +125,12 @@ RingSaved forward(const Ring& ring, const SequenceLayout& row_layout, const Ring
   const Tensor pooled = pool_keys(ring, keys_in, settings);
 
   // The whole shard as one state: lse holds the running maximum until the end.
-  const kernels::AttentionState all{saved.o, saved.lse, l, views_or_absent(saved.carry),
-                                    views_or_absent(saved.horizon)};
+  const kernels::AttentionState all{o, saved.lse, l, views_or_absent(saved.carry), views_or_absent(saved.horizon)};
   attention_begin(all);
   RingRoles roles = common_roles(ring, keys_in, settings, view_or_absent(pooled), view_or_absent(saved.offsets.key));
   roles.row_layout = &row_layout;
   roles.rows = row_fields(in, new_rows(saved.offsets.row, local));
-  roles.state = softmax_fields(saved.o, saved.lse, l, views_or_absent(saved.carry), views_or_absent(saved.horizon));
+  roles.state = softmax_fields(o, saved.lse, l, views_or_absent(saved.carry), views_or_absent(saved.horizon));
   roles.begin = [&](const RowsInHand& rows) {
     for (std::int64_t b = 0; b < batch; ++b)
       attention_begin(attention_state(rows.state, whole_of(rows.state, state_o, state_horizon, b)));
@@ -140,6 +143,7 @@ RingSaved forward(const Ring& ring, const SequenceLayout& row_layout, const Ring
   };
   RingPlayer(ring, roles, ring.schedule.forward.at(std::size_t(rank))).play();
   attention_finish(all);
+  saved.o = in.z || type == sums ? std::move(o) : kernels::converted(o, type);
   return saved;
 }
 
@@ -212,13 +216,15 @@ kernels::AttentionGradients gradients_of(const Parcel& rows, const Parcel& keys,
 /// part first and then adds it to what arrives, so that no rank waits for the sum before it works.
 void ring_attention_backward(const Ring& ring, const RingGradients& out, const RingInputs& in, const RingSaved& saved,
                              const View& d_o, const AttentionSettings& settings) {
+  const kernels::MemoryPurpose purpose("ring");
   const Tensor pooled = pool_keys(ring, in, settings);
   const BackwardArrays arrays = backward_arrays(in, saved, d_o, view_or_absent(pooled));
+  const Tensor narrow = d_o.type() == in.q.type() ? Tensor() : kernels::converted(d_o, in.q.type());
   clear(out);
   RingRoles roles = common_roles(ring, in, settings, view_or_absent(pooled), view_or_absent(saved.offsets.key));
-  roles.rows = joined(
-      row_fields(in, view_or_absent(saved.offsets.row)),
-      softmax_fields(d_o, saved.lse, arrays.delta, views_or_absent(saved.carry), views_or_absent(saved.horizon)));
+  roles.rows = joined(row_fields(in, view_or_absent(saved.offsets.row)),
+                      softmax_fields(narrow ? narrow.view() : d_o, saved.lse, arrays.delta,
+                                     views_or_absent(saved.carry), views_or_absent(saved.horizon)));
   roles.state = row_gradient_fields(out.dq, out.terms, view_or_absent(arrays.d_row_offset),
                                     views_or_absent(arrays.carry), views_or_absent(arrays.gate_grad));
   roles.key_gradients = key_gradient_fields(out.dk, out.dv, z_travels(in) ? out.dz : View(),

@@ -35,7 +35,8 @@ struct RingTerms {
   View relative;       ///< [B, T, H, R + 1]
 };
 
-/// Local shard of one layer's attention. T = layout.local_tokens(rank).
+/// Local shard of one layer's attention. T = layout.local_tokens(rank). q, k, v (and gate queries and keys, if they like)
+/// have the type of the model's values, all else and every gradient has what is wide beside it (kernels::wide).
 struct RingInputs {
   View q;     ///< [B, T, H, D]
   View k, v;  ///< [B, T, G, D]
@@ -52,7 +53,7 @@ struct RingInputs {
 
 /// Result and what backward needs. Query tiles are counted per chunk, chunks in local order.
 struct RingSaved {
-  Tensor o;                                         ///< [B, T, H, E]
+  Tensor o;    ///< [B, T, H, E] in the type of q; with z, whose average positions are made of, wide
   Tensor lse;                                       ///< [B, T, H]
   std::array<Tensor, kernels::gated_sums> carry;    ///< [B, T, H] i64
   std::array<Tensor, kernels::gated_sums> horizon;  ///< [B, tiles, H] i64
@@ -74,6 +75,7 @@ RingSaved ring_attention_forward(const Ring& ring, const RingInputs& in, const A
 /// `keys`: of all, new ones included, of which only what belongs to keys is read. Forward only.
 RingSaved ring_attention_prefill(const Ring& ring, int first_new_chunk, const RingInputs& rows, const RingInputs& keys,
                                  const AttentionSettings& settings, AttentionStats* stats);
+/// d_o: as saved.o.
 void ring_attention_backward(const Ring& ring, const RingGradients& out, const RingInputs& in, const RingSaved& saved,
                              const View& d_o, const AttentionSettings& settings);
 

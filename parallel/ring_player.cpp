@@ -43,7 +43,8 @@ void RingPlayer::complete(KeysInHand& in_hand, const Key& key) const {
   const View& position = in_hand.keys.all(key_position);
   const std::int64_t batch = position.dim(0), tokens = ring_.layout.chunks()[key.first].tokens();
   const Field& k = roles_.keys[key_k];
-  in_hand.z_memory = Tensor({batch, tokens, roles_.groups_of_z, roles_.head_size}, k.whole.type(), k.whole.device());
+  in_hand.z_memory =
+      Tensor({batch, tokens, roles_.groups_of_z, roles_.head_size}, kernels::wide(k.whole.type()), k.whole.device());
   for (std::int64_t b = 0; b < batch; ++b) {
     in_hand.made_z.push_back(in_hand.z_memory.view()[b]);
     roles_.make_z(in_hand.made_z.back(), position[b]);
@@ -111,6 +112,7 @@ void RingPlayer::work(const Slot& slot) {
 }
 
 void RingPlayer::play() {
+  const kernels::DType type_of_gradients = kernels::wide(roles_.keys[key_k].whole.type());
   for (std::size_t s = 0; s < slots_.size(); ++s) {
     const Slot& slot = slots_[s];
     receive_states(slot);
@@ -159,8 +161,7 @@ void RingPlayer::play() {
     keys_.merge(new_keys);
     rows_.merge(new_rows);
     for (const auto& [key, sum] : new_gradients)
-      kernels::add(as_vector(gradients(key), roles_.keys[key_k].whole.type()),
-                   as_vector(sum, roles_.keys[key_k].whole.type()));
+      kernels::add(as_vector(gradients(key), type_of_gradients), as_vector(sum, type_of_gradients));
     for (const auto& [key, result] : results) result.copy_to(roles_.state, *roles_.row_layout, roles_.steps, part(key));
     send_what_is_done(slot);
     let_go(s);

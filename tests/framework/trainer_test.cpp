@@ -10,6 +10,8 @@
 #include "framework/files.h"
 #include "framework/random.h"
 #include "framework/trainer.h"
+#include "kernels/memory.h"
+#include "kernels/threads.h"
 #include "tests/framework/test_folder.h"
 #include "tests/support/ranks.h"
 #include "tests/support/tensors.h"
@@ -241,6 +243,109 @@ TEST(TrainerResume, SameRanksAreBitExact) {
     world.barrier();
     if (world.rank() == 0) std::filesystem::remove_all(run);
   });
+}
+
+Recipe fast_recipe(const std::string& kind, const std::string& precision) {
+  Recipe recipe = tiny_recipe(kind);
+  recipe.train.device = "cpu";
+  recipe.train.precision = precision;
+  recipe.train.tile = 16;
+  recipe.optimizer.kind = "adamw";
+  recipe.optimizer.lr = 0.01;
+  return recipe;
+}
+
+/// bf16: updates go to f32 masters, which a checkpoint keeps; the values are what these round to, and positions stay f32.
+TEST(TrainerBf16, ValuesAreRoundedMasters) {
+  for_rank_counts({1, 2, 3}, [&](parallel::Communicator& world) {
+    Trainer trainer(fast_recipe("rope+cope", "bf16"), world);
+    train(trainer, 3);
+    const kernels::View masters = trainer.optimizer().values();
+    EXPECT_EQ(masters.type(), kernels::DType::f32);
+    std::int64_t finer = 0;
+    for (const framework::Parameter& p : trainer.model().parameters().all()) {
+      EXPECT_EQ(p.value.type(), framework::is_of_position(p.name) ? kernels::DType::f32 : kernels::DType::bf16)
+          << p.name;
+      EXPECT_EQ(p.grad.type(), kernels::DType::f32) << p.name;
+      const std::vector<double> values = values_of(p.value);
+      for (std::int64_t i = 0; i < p.value.elements(); ++i) {
+        const std::int64_t at = p.offset + i - trainer.optimizer().shard().begin;
+        if (at < 0 || at >= masters.elements()) continue;
+        const float master = masters.as<float>()[at];
+        const float stored =
+            framework::is_of_position(p.name) ? master : kernels::to_float(kernels::to_bfloat16(master));
+        ASSERT_EQ(values[std::size_t(i)], double(stored)) << p.name << " " << i;
+        finer += double(master) != double(stored);
+      }
+    }
+    EXPECT_GT(finer, 0);
+  });
+}
+
+TEST(TrainerBf16, ResumesBitExact) {
+  for_rank_counts({1, 2, 4}, [&](parallel::Communicator& world) {
+    const Recipe recipe = fast_recipe("tape", "bf16");
+    Trainer unbroken(recipe, world);
+    const Trace all = train(unbroken, 6);
+    const std::string run = shared_folder(world);
+    {
+      Trainer first(recipe, world);
+      train(first, 4);
+      first.save(run + "/checkpoints");
+    }
+    Trainer second(recipe, world);
+    second.load(framework::Checkpoint::open(world.broadcast(framework::newest_checkpoint(run), 0)));
+    const Trace rest = train(second, 2);
+    EXPECT_EQ(rest.losses, std::vector<double>(all.losses.begin() + 4, all.losses.end()));
+    EXPECT_EQ(rest.weights, all.weights);
+    EXPECT_TRUE(same_bits(second.optimizer().values(), unbroken.optimizer().values()));
+    world.barrier();
+    if (world.rank() == 0) std::filesystem::remove_all(run);
+  });
+}
+
+/// Losses of all ranks are near f32's: within what bf16's eight bits do to one (2^-8), while they fall.
+TEST(TrainerBf16, FollowsTheF32Run) {
+  const Trace f32 = train_alone(fast_recipe("rope", "f32"), 20);
+  const Trace bf16 = train_alone(fast_recipe("rope", "bf16"), 20);
+  EXPECT_LT(f32.losses.back(), 0.9 * f32.losses.front());
+  for (std::size_t i = 0; i < 20; ++i) EXPECT_NEAR(bf16.losses[i], f32.losses[i], f32.losses[i] / 256) << i;
+}
+
+/// The number of threads changes no bit of a step.
+TEST(TrainerThreads, ChangeNoBit) {
+  for (const std::string precision : {"f32", "bf16"})
+    for (const std::string kind : {"rope+cope", "tape", "fire"}) {
+      Trace first;
+      for (std::int64_t threads : {1, 2, 3}) {
+        Recipe recipe = fast_recipe(kind, precision);
+        recipe.grid.threads = threads;
+        recipe.train.micro_batch = 4;
+        const Trace trace = train_alone(recipe, 3);
+        if (threads == 1) first = trace;
+        EXPECT_EQ(trace.losses, first.losses) << kind << precision << threads;
+        EXPECT_EQ(trace.weights, first.weights) << kind << precision << threads;
+      }
+    }
+  kernels::set_threads(1);
+}
+
+/// The second step takes no memory from the system: all of it comes from what the first one gave back.
+TEST(TrainerMemory, IsTakenInTheFirstStepOnly) {
+  for (const std::string precision : {"f32", "bf16"})
+    for (const std::string recompute : {"none", "block", "block_full"})
+      parallel::run_on_threads(2, [&](parallel::Communicator& world) {
+        Recipe recipe = fast_recipe("rope+cope", precision);
+        recipe.train.recompute = recompute;
+        Trainer trainer(recipe, world);
+        trainer.train_step();
+        world.barrier();
+        const std::int64_t taken = kernels::memory_report().taken;
+        world.barrier();
+        for (int step = 0; step < 3; ++step) trainer.train_step();
+        world.barrier();
+        EXPECT_EQ(kernels::memory_report().taken, taken) << precision << " " << recompute;
+      });
 }
 
 /// The moments of all ranks in the order of the trainable buffer.

@@ -186,7 +186,7 @@ std::vector<Cell> covering_cells() {
   return chosen;
 }
 
-TinyShape Conformance::shape_of(const Cell& cell) const {
+TinyShape Conformance::shape_of(const Cell& cell, const Arithmetic& arithmetic) const {
   const EncodingCase& encoding = encoding_cases()[std::size_t(cell.encoding)];
   TinyShape shape;
   shape.kind = encoding.kind;
@@ -195,6 +195,8 @@ TinyShape Conformance::shape_of(const Cell& cell) const {
       3;  // TAPE: the first layer's states are made where they are needed, the second's travel, the last has none
   std::tie(shape.heads, shape.kv_heads) = heads_of(cell);
   shape.tile = cell.tile;
+  shape.device = arithmetic.device;
+  shape.type = arithmetic.type;
   return shape;
 }
 
@@ -279,76 +281,112 @@ template <class T> std::vector<T> ints_of(const Tensor& x) {
 
 }  // namespace
 
-void Conformance::prepare(const Cell& cell) {
-  const std::string key = key_of(cell);
-  if (results_.contains(key)) return;
-  const TinyShape shape = shape_of(cell);
+Conformance::Results Conformance::oracle_results(const Cell& cell, bool stored_in_bf16) const {
+  const TinyShape shape = shape_of(cell, arithmetic_);
   const auto model = tiny_model(shape);
   const std::int64_t tokens = tokens_of(cell);
   const parallel::SequenceLayout whole = parallel::SequenceLayout::contiguous(tokens, 1, 1);
   framework::Batch batch = tiny_batch(whole, 0, shape, 1, documents_of(cell));
   model->encoding().place(batch.position, {}, tokens);
-  results_[key] = oracle(oracle_sizes(model->config()), oracle_position(*model, tokens), oracle_parameters(*model),
-                         {{ints_of<int>(batch.tokens), ints_of<int>(batch.targets),
-                           ints_of<std::int64_t>(batch.position), ints_of<std::int64_t>(batch.document)}});
+  OracleModel sizes = oracle_sizes(model->config());
+  sizes.stored_in_bf16 = stored_in_bf16;
+  OracleResult result = oracle(sizes, oracle_position(*model, tokens), oracle_parameters(*model),
+                               {{ints_of<int>(batch.tokens), ints_of<int>(batch.targets),
+                                 ints_of<std::int64_t>(batch.position), ints_of<std::int64_t>(batch.document)}});
+  Results out;
+  out["nll"] = std::move(result.nll);
+  out["gradient of the input"] = std::move(result.input_gradient);
+  for (std::size_t layer = 0; layer < result.states.size(); ++layer)
+    out[fmt::format("states of layer {}", layer)] = std::move(result.states[layer]);
+  for (const framework::Parameter& p : model->parameters().all())
+    out["gradient of " + p.name] = std::move(result.gradients.at(p.name));
+  return out;
 }
 
 namespace {
 
-/// Keeps the worst of errors, relative to the whole tensor.
-void look(WorstOfCell& worst, const std::string& name, const std::vector<double>& got,
-          const std::vector<double>& expected) {
-  CAPSTAN_CHECK(got.size() == expected.size(), "{}: {} numbers, the oracle has {}", name, got.size(), expected.size());
+/// ‖a − b‖ / ‖b‖. A gradient that is zero, as where only an unused layer has it, must be zero.
+double error_of(const std::vector<double>& got, const std::vector<double>& expected) {
+  CAPSTAN_CHECK(got.size() == expected.size(), "{} numbers, the oracle has {}", got.size(), expected.size());
   double difference = 0, norm = 0;
   for (std::size_t i = 0; i < got.size(); ++i) {
     difference += (got[i] - expected[i]) * (got[i] - expected[i]);
     norm += expected[i] * expected[i];
   }
-  // A gradient that is zero, as where only an unused layer has it, must be zero.
-  const double error = difference == 0 ? 0 : std::sqrt(difference / norm);
-  if (!(error <= worst.error)) worst = {error, name};
+  return difference == 0 ? 0 : std::sqrt(difference / norm);
 }
 
 /// Local rows [T, n] put in their places of a whole [S, n], zeros elsewhere, summed over the ranks.
 std::vector<double> gathered(const parallel::Ring& ring, const kernels::View& local, std::int64_t columns) {
   Tensor all({ring.layout.length(), columns}, DType::f64, Device::ref);
   const std::vector<std::int64_t> index = ring.layout.local_index(ring.comm.rank());
+  const std::vector<double> values = values_of(local);
   for (std::size_t t = 0; t < index.size(); ++t)
-    std::copy_n(local.as<double>() + std::int64_t(t) * columns, columns, all.as<double>() + index[t] * columns);
+    std::copy_n(values.data() + std::int64_t(t) * columns, columns, all.as<double>() + index[t] * columns);
   ring.comm.all_reduce(all);
   return values_of(all);
 }
 
 }  // namespace
 
-WorstOfCell Conformance::run(parallel::Communicator& comm, const Cell& cell) const {
-  const OracleResult& expected = results_.at(key_of(cell));
+Conformance::Results Conformance::model_results(parallel::Communicator& comm, const Cell& cell,
+                                                const Arithmetic& arithmetic) const {
   const ScheduleCase& schedule = schedule_cases()[std::size_t(cell.schedule)];
-  const TinyShape shape = shape_of(cell);
+  const TinyShape shape = shape_of(cell, arithmetic);
   const auto model = tiny_model(shape);
   framework::GridConfig grid;
-  grid.schedule = schedule.schedule;
-  grid.heads = schedule.heads;
+  grid.schedule = comm.size() == 1 ? "auto" : schedule.schedule;
+  grid.heads = comm.size() == 1 ? 0 : schedule.heads;
   const parallel::Ring ring = model->make_ring(comm, tokens_of(cell), cell.tile, grid);
   const framework::Batch batch = tiny_batch(ring.layout, comm.rank(), shape, 1, documents_of(cell));
 
-  WorstOfCell worst;
+  Results out;
   model->parameters().gradients().fill_zero();
   framework::Pass pass = model->forward(ring, batch, cell.tile, cell.keep);
-  look(worst, "nll", gathered(ring, pass.nll, 1), expected.nll);
-  for (std::size_t layer = 0; layer < expected.states.size(); ++layer) {
-    const std::int64_t columns = std::int64_t(expected.states[layer].size()) / tokens_of(cell);
-    look(worst, fmt::format("states of layer {}", layer), gathered(ring, pass.blocks[layer].z, columns),
-         expected.states[layer]);
-  }
+  out["nll"] = gathered(ring, pass.nll, 1);
+  if (model->encoding().claims().state)
+    for (int layer = 0; layer < model->layers(); ++layer)
+      out[fmt::format("states of layer {}", layer)] =
+          gathered(ring, pass.blocks[std::size_t(layer)].z, shape.kv_heads * shape.head_size);
   const Tensor d_input = model->backward(batch, pass);
-  look(worst, "gradient of the input", gathered(ring, d_input, model->config().hidden_size), expected.input_gradient);
+  out["gradient of the input"] = gathered(ring, d_input, model->config().hidden_size);
   Tensor sum = zeros_like(model->parameters().gradients());
   sum.view().copy_from(model->parameters().gradients());
   comm.all_reduce(sum);
   for (const framework::Parameter& p : model->parameters().all())
-    look(worst, "gradient of " + p.name, values_of(sum.view().rows(p.offset, p.offset + p.shape.elements())),
-         expected.gradients.at(p.name));
+    out["gradient of " + p.name] = values_of(sum.view().rows(p.offset, p.offset + p.shape.elements()));
+  return out;
+}
+
+double Conformance::bound_of(const std::string& name, const Results& exact, const Results& naive) const {
+  constexpr double f64_bound = 1e-10, bf16_floor = 1.0 / 256;  // the rounding of one store
+  if (arithmetic_.type == DType::f64) return f64_bound;
+  const double floor = arithmetic_.type == DType::f32 ? f32_floor : bf16_floor;
+  return 2 * std::max(floor, error_of(naive.at(name), exact.at(name)));
+}
+
+void Conformance::prepare(const Cell& cell) {
+  const std::string key = key_of(cell);
+  if (expected_.contains(key)) return;
+  Expected& expected = expected_[key];
+  expected.exact = oracle_results(cell, false);
+  Results naive;
+  if (arithmetic_.type == DType::bf16) naive = oracle_results(cell, true);
+  if (arithmetic_.type == DType::f32)
+    naive = model_results(*parallel::make_self_communicator(), cell, {Device::ref, DType::f32});
+  for (const auto& [name, values] : expected.exact) expected.bounds[name] = bound_of(name, expected.exact, naive);
+}
+
+Conformance::Worst Conformance::run(parallel::Communicator& comm, const Cell& cell) const {
+  const Expected& expected = expected_.at(key_of(cell));
+  const Results got = model_results(comm, cell, arithmetic_);
+  CAPSTAN_CHECK(got.size() == expected.exact.size(), "{} results, the oracle has {}", got.size(),
+                expected.exact.size());
+  Worst worst;
+  for (const auto& [name, exact] : expected.exact) {
+    const double error = error_of(got.at(name), exact), bound = expected.bounds.at(name);
+    if (!(error / bound <= worst.error / worst.bound)) worst = {error, bound, name};
+  }
   return worst;
 }
 

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "framework/metrics_log.h"
+#include "kernels/memory.h"
 #include "tests/support/tensors.h"
 
 namespace capstan::tests {
@@ -338,7 +339,7 @@ double sum_over_processes(Communicator& comm, double mine) {
 }
 
 void count_memory(Communicator& comm, LongResult& result, std::int64_t peak_before) {
-  const std::int64_t peak = kernels::tensor_memory().peak;
+  const std::int64_t peak = kernels::memory_report().peak;
   result.tensor_bytes = comm.all_reduce(peak, Reduce::max) / (one_process(comm) ? comm.size() : 1);
   result.resident_bytes = comm.all_reduce(framework::peak_resident_memory(), Reduce::max);
   result.new_peak = comm.all_reduce(std::int64_t(peak > peak_before), Reduce::min) == 1;
@@ -359,7 +360,7 @@ std::string worst_of(const std::vector<LongError>& errors) {
 }  // namespace
 
 LongResult run_long_attention(Communicator& comm, const LongProblem& problem) {
-  const std::int64_t peak_before = kernels::tensor_memory().peak;
+  const std::int64_t peak_before = kernels::memory_report().peak;
   comm.barrier();
   parallel::RingPlan plan = parallel::plan_ring({"auto", comm.size(), 0, 1, problem.tokens, block});
   const parallel::Ring ring{comm, std::move(plan.layout), std::move(plan.schedule)};

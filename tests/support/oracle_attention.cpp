@@ -13,11 +13,11 @@ OracleAttention<Real>::OracleAttention(Context& context, std::int64_t layer, con
       xn_(xn), z_(z) {
   choose_biases();
   slopes_ = oracle_alibi_slopes(model_.heads);
-  q_ = context_.times(context_.parameter(layer, "self_attn.q_proj.weight"), xn);
-  k_ = context_.times(context_.parameter(layer, "self_attn.k_proj.weight"), xn);
-  v_ = context_.times(context_.parameter(layer, "self_attn.v_proj.weight"), xn);
-  turned_q_ = rotated(q_, true);
-  turned_k_ = rotated(k_, false);
+  q_ = context_.stored(context_.times(context_.parameter(layer, "self_attn.q_proj.weight"), xn));
+  k_ = context_.stored(context_.times(context_.parameter(layer, "self_attn.k_proj.weight"), xn));
+  v_ = context_.stored(context_.times(context_.parameter(layer, "self_attn.v_proj.weight"), xn));
+  turned_q_ = context_.stored(rotated(q_, true));
+  turned_k_ = context_.stored(rotated(k_, false));
   if (cope_) prepare_cope();
   if (blocks_) prepare_blocks();
   if (position_.has("forget")) {
@@ -109,6 +109,7 @@ template <class Real> void OracleAttention<Real>::run() {
     if (position_.has("fire")) make_fire_features({i, 0, 0, first});
     for (std::int64_t h = 0; h < heads; ++h) attend({i, h, h / (heads / groups), first});
   }
+  mean_values = context_.stored(std::move(mean_values));
   for (Row& row : mean_states) {  // [H D] so far
     Row mean(groups * depth_);
     for (std::int64_t at = 0; at < groups * depth_; ++at) {

@@ -49,6 +49,12 @@ template <class Real> struct OracleContext {
   Ids parameter(std::int64_t layer, const std::string& name) const {
     return parameters.at("model.layers." + std::to_string(layer) + "." + name);
   }
+  /// x as an implementation in bf16 stores it; x itself on an ordinary tape.
+  Rows stored(Rows x) {
+    for (Row& row : x)
+      for (Id& each : row) each = tape.stored(each);
+    return x;
+  }
   /// y_t = W x_t, W [rows, |x|]
   Rows times(Ids matrix, const Rows& x) {
     Rows y(x.size());

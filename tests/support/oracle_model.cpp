@@ -80,7 +80,7 @@ template <class Real> class Pass {
 
   Pass(const OracleModel& model, const OraclePosition& position, const OracleParameters& parameters,
        const OracleSequence& sequence, bool recorded)
-      : context_{model, position, sequence, OracleTape<Real>(recorded)} {
+      : context_{model, position, sequence, OracleTape<Real>(recorded, model.stored_in_bf16)} {
     for (const auto& [name, values] : parameters)
       for (double value : values) context_.parameters[name].push_back(tape_.leaf(Real(value)));
     for (double each : position.frequency) context_.frequencies.push_back(Real(each));
@@ -127,7 +127,7 @@ template <class Real> class Pass {
     Rows y = a;
     for (std::size_t t = 0; t < y.size(); ++t)
       for (std::size_t c = 0; c < y[t].size(); ++c) y[t][c] = tape_.add(a[t][c], b[t][c]);
-    return y;
+    return context_.stored(std::move(y));
   }
 
   Context context_;
@@ -155,7 +155,7 @@ template <class Real> auto Pass<Real>::embedded() -> Rows {
       x[t].push_back(sum);
     }
   }
-  return x;
+  return context_.stored(std::move(x));
 }
 
 /// z_0 = amplitude exp(i position frequency), of every head
@@ -172,7 +172,7 @@ template <class Real> auto Pass<Real>::first_state() -> Rows {
 }
 
 template <class Real> void Pass<Real>::run_layer(std::int64_t layer) {
-  const Rows xn = context_.normed(context_.parameter(layer, "input_layernorm.weight"), x_);
+  const Rows xn = context_.stored(context_.normed(context_.parameter(layer, "input_layernorm.weight"), x_));
   OracleAttention<Real> attention(context_, layer, xn, z_);
   attention.run();
   x_ = sum(x_, context_.times(context_.parameter(layer, "self_attn.o_proj.weight"), attention.mean_values));
@@ -183,12 +183,13 @@ template <class Real> void Pass<Real>::run_layer(std::int64_t layer) {
 
 /// m = W_down(silu(W_gate xm) * W_up xm), xm = rms(x)
 template <class Real> auto Pass<Real>::mlp(std::int64_t layer, const Rows& x) -> Rows {
-  const Rows xm = context_.normed(context_.parameter(layer, "post_attention_layernorm.weight"), x);
-  Rows inner = context_.times(context_.parameter(layer, "mlp.gate_proj.weight"), xm);
-  const Rows up = context_.times(context_.parameter(layer, "mlp.up_proj.weight"), xm);
+  const Rows xm = context_.stored(context_.normed(context_.parameter(layer, "post_attention_layernorm.weight"), x));
+  Rows inner = context_.stored(context_.times(context_.parameter(layer, "mlp.gate_proj.weight"), xm));
+  const Rows up = context_.stored(context_.times(context_.parameter(layer, "mlp.up_proj.weight"), xm));
   for (std::size_t t = 0; t < inner.size(); ++t)
     for (std::size_t c = 0; c < inner[t].size(); ++c) inner[t][c] = tape_.product(tape_.silu(inner[t][c]), up[t][c]);
-  return context_.times(context_.parameter(layer, "mlp.down_proj.weight"), inner);
+  return context_.stored(
+      context_.times(context_.parameter(layer, "mlp.down_proj.weight"), context_.stored(std::move(inner))));
 }
 
 /// zc = z + alpha p over heads;  z' = zc + W_d (g * (W_u zc)),  g = silu(W_x m)
@@ -227,7 +228,7 @@ template <class Real> void Pass<Real>::add_gated(std::int64_t layer, const Rows&
 }
 
 template <class Real> void Pass<Real>::add_losses() {
-  const Rows xn = context_.normed(context_.parameter("model.norm.weight"), x_);
+  const Rows xn = context_.stored(context_.normed(context_.parameter("model.norm.weight"), x_));
   const Ids out = context_.parameter(context_.model.tied ? "model.embed_tokens.weight" : "lm_head.weight");
   for (std::int64_t t = 0; t < context_.tokens(); ++t) {
     const int target = context_.sequence.targets[t];

@@ -12,6 +12,8 @@ struct OracleModel {
                head_size = 4 /* D */, vocabulary = 13 /* V */;
   double norm_eps = 1e-5;
   bool tied = true;  ///< output projection = token embedding
+  bool stored_in_bf16 =
+      false;  ///< activations and their gradients are rounded where an implementation in bf16 stores them
 };
 
 /// The encoding. What a part does not use is ignored.

@@ -14,6 +14,13 @@ template <class Real> Real decay(Real x) { return std::exp(-std::abs(x)); }
 
 template <class Real> Real sigma(Real x) { return (x >= 0 ? Real(1) : decay(x)) / (1 + decay(x)); }
 
+/// To eight significant bits, ties to even.
+template <class Real> Real bfloat16(Real x) {
+  int exponent = 0;
+  const Real mantissa = std::frexp(x, &exponent);
+  return std::ldexp(std::nearbyint(mantissa * 256), exponent - 8);
+}
+
 template <class Real> Real sign(Real x) { return Real((x > 0) - (x < 0)); }
 
 }  // namespace
@@ -55,6 +62,14 @@ template <class Real> auto OracleTape<Real>::quotient(Id a, Id b) -> Id {
   term(a, 1 / value(b));
   term(b, -result / value(b));
   return close(result);
+}
+
+template <class Real> auto OracleTape<Real>::stored(Id x) -> Id {
+  if (!narrow_) return x;
+  term(x, 1);
+  const Id id = close(bfloat16(value(x)));
+  if (recorded_) nodes_[id].stored = true;
+  return id;
 }
 
 template <class Real> auto OracleTape<Real>::linear(Id a, Real u, Id b, Real v) -> Id {
@@ -155,6 +170,7 @@ template <class Real> void OracleTape<Real>::backward(Id output) {
   adjoints_.assign(nodes_.size(), 0);
   adjoints_[output] = 1;
   for (std::size_t n = std::size_t(output) + 1; n-- > 0;) {
+    if (nodes_[n].stored) adjoints_[n] = bfloat16(adjoints_[n]);
     const Real adjoint = adjoints_[n], scaled = adjoint * nodes_[n].scale;
     if (adjoint == 0) continue;
     for (std::size_t t = n == 0 ? 0 : nodes_[n - 1].terms; t < nodes_[n].terms; ++t)

@@ -3,6 +3,8 @@
 //   terms (input, ∂value/∂input), stored as numbers, or, for long sums of products,
 //   pairs (a, b) of value = scale Σ a b, whose derivatives are the values of the other factors.
 // Real: double, or long double for finite differences that do not drown in rounding.
+// A narrow tape rounds what is `stored`, and the gradients that come back to it, to bfloat16: the same formulas as a
+// plain implementation would store them.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +19,7 @@ template <class Real> class OracleTape {
   using Ids = std::span<const Id>;
 
   /// Without `recorded`, values only: no backward.
-  explicit OracleTape(bool recorded = true) : recorded_(recorded) {}
+  explicit OracleTape(bool recorded = true, bool narrow = false) : recorded_(recorded), narrow_(narrow) {}
 
   Real value(Id x) const { return values_[x]; }
   std::size_t size() const { return values_.size(); }
@@ -29,6 +31,7 @@ template <class Real> class OracleTape {
   Id product(Id a, Id b) { return dot({&a, 1}, {&b, 1}); }  ///< a b
   Id product(Id a, Id b, Id c);                             ///< a b c
   Id quotient(Id a, Id b);                                  ///< a / b
+  Id stored(Id x);                                          ///< x, on a narrow tape rounded to bfloat16
   Id linear(Id a, Real u, Id b, Real v);                    ///< u a + v b
   Id linear(Id a, Real u, Real constant = 0);               ///< u a + constant
   Id add(Id a, Id b) { return linear(a, 1, b, 1); }
@@ -54,6 +57,7 @@ template <class Real> class OracleTape {
   struct Node {
     Real scale;
     std::size_t terms, pairs;  ///< ends of its ranges; they begin where the node before ends
+    bool stored = false;
   };
   struct Term {
     Id input;
@@ -68,7 +72,7 @@ template <class Real> class OracleTape {
   }
   Id close(Real value, Real scale = 0);  ///< the terms and pairs since the last node become those of a new node
 
-  const bool recorded_;
+  const bool recorded_, narrow_;
   std::vector<Real> values_;
   std::vector<Node> nodes_;
   std::vector<Term> terms_;

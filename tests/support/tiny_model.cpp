@@ -54,14 +54,14 @@ std::unique_ptr<framework::Model> tiny_model(const TinyShape& shape, std::uint64
   framework::resolve_sizes(config, position);
   auto model = std::make_unique<framework::Model>(config, position);
   model->parameters().allocate(
-      shape.device, shape.type, true, [](const std::string&) { return true; }, shape.ranks);
+      shape.device, kernels::wide(shape.type), true, [](const std::string&) { return true; }, shape.ranks);
   std::uint64_t stream = seed * 1000;
   for (framework::Parameter& p : model->parameters().all()) {
     // Wide sums (many heads, TAPE's MLP over them) get smaller terms: activations stay of order one at every shape.
     const double scale = p.shape.rank() == 1 ? 0.1 : 0.4 * std::sqrt(std::min(1.0, 12.0 / double(p.shape[-1])));
-    p.value.copy_from(random_tensor(p.shape, shape.type, shape.device, ++stream, scale));
+    p.value.copy_from(random_tensor(p.shape, p.value.type(), shape.device, ++stream, scale));
     if (p.init != framework::Init::one && p.init != framework::Init::given) continue;
-    kernels::with_real(shape.type, [&](auto real) {
+    kernels::with_real(p.value.type(), [&](auto real) {
       using Real = decltype(real);
       for (std::int64_t i = 0; i < p.value.elements(); ++i) {
         Real& value = p.value.as<Real>()[i];
@@ -69,6 +69,7 @@ std::unique_ptr<framework::Model> tiny_model(const TinyShape& shape, std::uint64
       }
     });
   }
+  if (shape.type == DType::bf16) model->parameters().narrow();
   return model;
 }
 
