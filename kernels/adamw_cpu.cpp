@@ -2,6 +2,7 @@
 
 #include "kernels/adamw.h"
 #include "kernels/isa.h"
+#include "kernels/threads.h"
 
 namespace capstan::kernels::cpu {
 
@@ -48,7 +49,9 @@ void adamw_step(const View& w, const View& m, const View& v, const View& g, cons
   float *const W = w.as<float>(), *const M = m.as<float>(), *const V = v.as<float>();
   const float* const G = g.as<float>();
   const Factors factors = factors_of(settings);
-  on_best_isa([=]() __attribute__((always_inline)) { update(W, M, V, G, n, factors); });
+  parallel_rows(n, 1, [=](std::int64_t i, std::int64_t end) {
+    on_best_isa([=]() __attribute__((always_inline)) { update(W + i, M + i, V + i, G + i, end - i, factors); });
+  });
 }
 
 void sgd_step(const View& w, const View& g, double lr) {
@@ -56,7 +59,11 @@ void sgd_step(const View& w, const View& g, double lr) {
   float* const W = w.as<float>();
   const float* const G = g.as<float>();
   const float rate = static_cast<float>(lr);
-  for (std::int64_t i = 0; i < n; ++i) W[i] -= rate * G[i];
+  parallel_rows(n, 1, [=](std::int64_t begin, std::int64_t end) {
+    on_best_isa([=]() __attribute__((always_inline)) {
+      for (std::int64_t i = begin; i < end; ++i) W[i] -= rate * G[i];
+    });
+  });
 }
 
 }  // namespace capstan::kernels::cpu

@@ -8,6 +8,7 @@ namespace capstan::kernels {
 
 void adamw_step(const View& w, const View& m, const View& v, const View& g, const AdamW& settings) {
   const Operands operands("adamw_step", w);
+  operands.check_wide("w", w, w.shape());
   operands.check("m", m, w.shape());
   operands.check("v", v, w.shape());
   operands.check("g", g, w.shape());
@@ -16,7 +17,9 @@ void adamw_step(const View& w, const View& m, const View& v, const View& g, cons
 }
 
 void sgd_step(const View& w, const View& g, double lr) {
-  Operands("sgd_step", w).check("g", g, w.shape());
+  const Operands operands("sgd_step", w);
+  operands.check_wide("w", w, w.shape());
+  operands.check("g", g, w.shape());
   pick(w, ref::sgd_step, cpu::sgd_step)(w, g, lr);
 }
 

@@ -8,6 +8,7 @@ namespace capstan::kernels {
 // documents are runs: that is the part with the block's last token. So
 //   mean_b = the mean of x_j over the tokens j of block b with document_j = document(last token of b).
 // An unfinished block at the end has a row too, of the tokens that are there; no row asks for it.
+// Never bf16.
 
 /// mean [ceil(T / block), N] overwrites.
 void block_mean(const View& mean, const View& x, const View& document, std::int64_t block);

@@ -13,7 +13,7 @@ void check_block(std::string_view operation, const View& mean, const View& x, co
   const Operands operands(operation, x);
   const std::int64_t T = x.dim(0), N = x.dim(1);
   CAPSTAN_CHECK(block >= 1, "{}: block {}", operation, block);
-  operands.check("x", x, {T, N});
+  operands.check_wide("x", x, {T, N});
   operands.check("mean", mean, {(T + block - 1) / block, N});
   operands.check("document", document, {T}, DType::i64);
 }

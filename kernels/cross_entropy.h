@@ -3,17 +3,19 @@
 
 namespace capstan::kernels {
 
-// Output projection, softmax and negative log-likelihood in one, over chunks of rows, so that the [T, V] logits never exist:
+// Output projection, softmax and negative log-likelihood in one, over blocks of rows and words, so that the [T, V] logits never
+// exist:
 //   logit[t, v] = x[t] · w[v];  lse_t = ln Σ_v exp(logit[t, v]);  nll_t = lse_t - logit[t, target_t].
-// A target of -1 counts nothing: nll 0, no gradient.
+// A target of -1 counts nothing: nll 0, no gradient. Logits and their gradients stay wide.
 
 /// Rows whose logits exist at one time.
 constexpr std::int64_t cross_entropy_chunk = 256;
 
-/// nll [T] f64 overwrites; lse [T] f64 overwrites; x [T, C]; w [V, C]; targets [T] i32 in [-1, V).
+/// nll [T] f64 overwrites; lse [T] f64 overwrites; x [T, C]; w [V, C]; targets [T] i32 in [-1, V).  x, w of one type.
 void cross_entropy_forward(const View& nll, const View& lse, const View& x, const View& w, const View& targets);
 /// dlogit = exp(logit - lse) - 1{v = target};  dx = dlogit w;  dw += dlogitᵀ x.
-/// dx [T, C] overwrites; dw [V, C] adds to, or absent (frozen); the rest as in forward. Logits are computed again per chunk.
+/// dx [T, C] overwrites, of the type of x; dw [V, C] adds to, wide, or absent (frozen); the rest as in forward. Logits are
+/// computed again.
 void cross_entropy_backward(const View& dx, const View& dw, const View& lse, const View& x, const View& w,
                             const View& targets);
 

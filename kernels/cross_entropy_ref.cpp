@@ -32,7 +32,7 @@ void cross_entropy_backward(const View& dx, const View& dw, const View& lse, con
   const Operands operands("cross_entropy_backward", x);
   check_rows(operands, lse, x, w, targets);
   operands.check("dx", dx, x.shape());
-  operands.check_if_present("dw", dw, w.shape());
+  if (dw) operands.check_wide("dw", dw, w.shape());
   pick(x, ref::cross_entropy_backward, cpu::cross_entropy_backward)(dx, dw, lse, x, w, targets);
 }
 

@@ -34,7 +34,7 @@ namespace capstan::kernels {
 inline std::uint32_t dropout_threshold(double rate) { return std::uint32_t(rate * 4294967296.0); }
 
 /// x [N, C]: row n, column c becomes 0 where is_dropped(dropout_row(seed, n / T, index[n]), c), else x / (1 - rate).
-/// index [B, T] i64 with N = B·T; n / T is the sequence's number. Forward and backward alike: in place.
+/// index [B, T] i64 with N = B·T; n / T is the sequence's number. Forward and backward alike: in place. x of any type.
 void apply_dropout(const View& x, const View& index, double rate, std::uint64_t seed);
 
 // The device entries behind this; arguments are checked before.

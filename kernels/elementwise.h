@@ -3,8 +3,12 @@
 
 namespace capstan::kernels {
 
-/// y += x. Same type and number of elements; y adds to.
+// Values may be f32 or bf16 (on `ref` f32 or f64), one type per call where nothing else is said.
+
+/// y += x. Same number of elements; y adds to. f32 and bf16 may meet.
 void add(const View& y, const View& x);
+/// y = x, rounded to the type of y. Same number of elements; y overwrites. Any two types that the device computes with.
+void convert(const View& y, const View& x);
 /// y *= factor. y overwrites.
 void scale(const View& y, double factor);
 /// y[t, g] = factor Σ_{h in group g} x[t, h].  y [T, G, D] overwrites; x [T, H, D], group g = heads g·H/G … (g+1)·H/G - 1.
@@ -21,6 +25,7 @@ bool all_finite(const View& x);
 // The device entries behind these; arguments are checked before.
 namespace ref {
 decltype(kernels::add) add;
+decltype(kernels::convert) convert;
 decltype(kernels::scale) scale;
 decltype(kernels::group_sum) group_sum;
 decltype(kernels::group_spread) group_spread;
@@ -31,6 +36,7 @@ decltype(kernels::all_finite) all_finite;
 
 namespace cpu {
 decltype(kernels::add) add;
+decltype(kernels::convert) convert;
 decltype(kernels::scale) scale;
 decltype(kernels::group_sum) group_sum;
 decltype(kernels::group_spread) group_spread;

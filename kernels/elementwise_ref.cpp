@@ -32,8 +32,15 @@ void check_columns(const View& part, const View& whole, std::int64_t begin) {
 
 void add(const View& y, const View& x) {
   CAPSTAN_CHECK(x && y && y.elements() == x.elements(), "add {} to {}", x.shape().text(), y.shape().text());
-  Operands("add", y).check("x", x, x.shape());
+  Operands("add", y).check_any_width("x", x, x.shape());
   pick(y, ref::add, cpu::add)(y, x);
+}
+
+void convert(const View& y, const View& x) {
+  CAPSTAN_CHECK(x && y && y.elements() == x.elements(), "convert {} into {}", x.shape().text(), y.shape().text());
+  const Operands from("convert", x), to("convert", y);
+  from.check("y", y, y.shape(), y.type());
+  pick(y, ref::convert, cpu::convert)(y, x);
 }
 
 void scale(const View& y, double factor) {
@@ -72,6 +79,15 @@ void add(const View& y, const View& x) {
   with_real(y.type(), [&](auto real) {
     using Real = decltype(real);
     for (std::int64_t i = 0; i < y.elements(); ++i) y.as<Real>()[i] += x.as<Real>()[i];
+  });
+}
+
+void convert(const View& y, const View& x) {
+  with_real(y.type(), [&](auto to) {
+    with_real(x.type(), [&](auto from) {
+      for (std::int64_t i = 0; i < y.elements(); ++i)
+        y.as<decltype(to)>()[i] = static_cast<decltype(to)>(x.as<decltype(from)>()[i]);
+    });
   });
 }
 

@@ -3,9 +3,9 @@
 
 namespace capstan::kernels {
 
-/// y[t] = w[id[t]].  y [T, C] overwrites; ids [T] i32, each in [0, V); w [V, C].
+/// y[t] = w[id[t]].  y [T, C] overwrites; ids [T] i32, each in [0, V); w [V, C].  y, w of one type.
 void embedding_forward(const View& y, const View& ids, const View& w);
-/// dw[id[t]] += dy[t], in the order of t.  dw [V, C] adds to; dy [T, C].
+/// dw[id[t]] += dy[t], in the order of t.  dw [V, C] adds to, wide; dy [T, C].
 void embedding_backward(const View& dw, const View& ids, const View& dy);
 
 // The device entries behind these; arguments are checked before.

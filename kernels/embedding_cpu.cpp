@@ -1,6 +1,9 @@
 #include <cstring>
 
 #include "kernels/embedding.h"
+#include "kernels/isa.h"
+#include "kernels/stored_rows.h"
+#include "kernels/threads.h"
 
 namespace capstan::kernels::cpu {
 
@@ -17,20 +20,32 @@ std::int64_t word(const View& table, const View& ids, std::int64_t t) {
 
 // y[t] = w[id[t]]
 void embedding_forward(const View& y, const View& ids, const View& w) {
-  const std::int64_t T = y.dim(0), C = y.dim(1);
+  const std::int64_t C = y.dim(1), bytes = C * size_of(y.type());
   if (C == 0) return;
-  for (std::int64_t t = 0; t < T; ++t)
-    std::memcpy(y.as<float>() + t * C, w.as<float>() + word(w, ids, t), sizeof(float) * static_cast<std::size_t>(C));
+  parallel_rows(y.dim(0), C, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t)
+      std::memcpy(static_cast<char*>(y.data()) + t * bytes,
+                  static_cast<const char*>(w.data()) + word(w, ids, t) * size_of(w.type()),
+                  static_cast<std::size_t>(bytes));
+  });
 }
 
-// Of y[t] = w[id[t]]:  dw[id[t]] += dy[t]
+// Of y[t] = w[id[t]]:  dw[id[t]] += dy[t]. Threads take columns, so that each sum has one order.
 void embedding_backward(const View& dw, const View& ids, const View& dy) {
+  constexpr std::int64_t narrowest = 256;
   const std::int64_t T = dy.dim(0), C = dy.dim(1);
-  for (std::int64_t t = 0; t < T; ++t) {
-    float* const sum = dw.as<float>() + word(dw, ids, t);
-    const float* const row = dy.as<float>() + t * C;
-    for (std::int64_t c = 0; c < C; ++c) sum[c] += row[c];
-  }
+  with_stored(dy.type(), [&](auto stored) {
+    parallel_rows(
+        C, T,
+        [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t t = 0; t < T; ++t) {
+            float* const sum = dw.as<float>() + word(dw, ids, t) + begin;
+            const decltype(stored)* const row = dy.as<decltype(stored)>() + t * C + begin;
+            on_best_isa([=]() __attribute__((always_inline)) { add_row(sum, row, end - begin); });
+          }
+        },
+        narrowest);
+  });
 }
 
 }  // namespace capstan::kernels::cpu

@@ -5,23 +5,24 @@ namespace capstan::kernels {
 
 namespace {
 
-void check_embedding(std::string_view operation, const View& y, const View& ids, const View& w) {
-  const Operands operands(operation, y);
-  const std::int64_t T = y.dim(0), C = y.dim(-1);
-  operands.check("y or dy", y, {T, C});
-  operands.check("ids", ids, {T}, DType::i32);
-  operands.check("w or dw", w, {w.dim(0), C});
+void check_embedding(const Operands& operands, const View& y, const View& ids) {
+  operands.check("y or dy", y, {y.dim(0), y.dim(-1)});
+  operands.check("ids", ids, {y.dim(0)}, DType::i32);
 }
 
 }  // namespace
 
 void embedding_forward(const View& y, const View& ids, const View& w) {
-  check_embedding("embedding_forward", y, ids, w);
+  const Operands operands("embedding_forward", y);
+  check_embedding(operands, y, ids);
+  operands.check("w", w, {w.dim(0), y.dim(1)});
   pick(y, ref::embedding_forward, cpu::embedding_forward)(y, ids, w);
 }
 
 void embedding_backward(const View& dw, const View& ids, const View& dy) {
-  check_embedding("embedding_backward", dy, ids, dw);
+  const Operands operands("embedding_backward", dy);
+  check_embedding(operands, dy, ids);
+  operands.check_wide("dw", dw, {dw.dim(0), dy.dim(1)});
   pick(dy, ref::embedding_backward, cpu::embedding_backward)(dw, ids, dy);
 }
 

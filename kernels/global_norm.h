@@ -3,7 +3,8 @@
 
 namespace capstan::kernels {
 
-/// Σ x², accumulated in double in a fixed order (blocks of 1024, then over blocks). x of any shape, f32 or f64.
+/// Σ x², accumulated in double in a fixed order (blocks of 1024, then over blocks, on `cpu` over pieces of many blocks). x of any
+/// shape, never bf16.
 double sum_of_squares(const View& x);
 
 // The device entries behind these; arguments are checked before.

@@ -7,7 +7,7 @@
 namespace capstan::kernels {
 
 double sum_of_squares(const View& x) {
-  const Operands operands("sum_of_squares", x);
+  Operands("sum_of_squares", x).check_wide("x", x, x.shape());
   return pick(x, ref::sum_of_squares, cpu::sum_of_squares)(x);
 }
 

@@ -3,30 +3,30 @@
 
 namespace capstan::kernels {
 
-namespace {
-
-void check_linear(std::string_view operation, const View& x, const View& y, const View& w) {
-  const Operands operands(operation, x);
-  const std::int64_t T = x.dim(0), K = x.dim(-1), M = w.dim(0);
-  operands.check("x or dx", x, {T, K});
-  operands.check("y or dy", y, {T, M});
-  operands.check("w or dw", w, {M, K});
-}
-
-}  // namespace
-
 void linear_forward(const View& y, const View& x, const View& w, Into into) {
-  check_linear("linear_forward", x, y, w);
+  const Operands operands("linear_forward", x);
+  const std::int64_t T = x.dim(0), K = x.dim(-1), M = w.dim(0);
+  operands.check("x", x, {T, K});
+  operands.check("w", w, {M, K});
+  operands.check_same_or_wide("y", y, {T, M});
   pick(x, ref::linear_forward, cpu::linear_forward)(y, x, w, into);
 }
 
 void linear_backward_input(const View& dx, const View& dy, const View& w, Into into) {
-  check_linear("linear_backward_input", dx, dy, w);
-  pick(dx, ref::linear_backward_input, cpu::linear_backward_input)(dx, dy, w, into);
+  const Operands operands("linear_backward_input", dy);
+  const std::int64_t T = dy.dim(0), M = dy.dim(-1), K = w.dim(-1);
+  operands.check("dy", dy, {T, M});
+  operands.check("w", w, {M, K});
+  operands.check_same_or_wide("dx", dx, {T, K});
+  pick(dy, ref::linear_backward_input, cpu::linear_backward_input)(dx, dy, w, into);
 }
 
 void linear_backward_weight(const View& dw, const View& dy, const View& x) {
-  check_linear("linear_backward_weight", x, dy, dw);
+  const Operands operands("linear_backward_weight", x);
+  const std::int64_t T = x.dim(0), K = x.dim(-1), M = dy.dim(-1);
+  operands.check("x", x, {T, K});
+  operands.check("dy", dy, {T, M});
+  operands.check_wide("dw", dw, {M, K});
   pick(x, ref::linear_backward_weight, cpu::linear_backward_weight)(dw, dy, x);
 }
 

@@ -13,13 +13,21 @@ class Operands {
   Operands(std::string_view operation, const View& first)
       : operation_(operation), device_(first.device()), type_(first.type()) {
     CAPSTAN_CHECK(first, "{}: the first operand is absent", operation);
-    const bool computable = type_ == DType::f32 || type_ == (device_ == Device::ref ? DType::f64 : DType::bf16);
-    CAPSTAN_CHECK(computable, "{}: {} is not computed on {}", operation, name_of(type_), name_of(device_));
+    CAPSTAN_CHECK(is_computed(type_), "{}: {} is not computed on {}", operation, name_of(type_), name_of(device_));
   }
   void check(std::string_view name, const View& view, const Shape& shape) const { check(name, view, shape, type_); }
-  /// For sums, which are wide beside narrow values.
+  /// For sums, positions and gradients of weights.
   void check_wide(std::string_view name, const View& view, const Shape& shape) const {
     check(name, view, shape, wide(type_));
+  }
+  /// For values that may also be kept as the sums that they are.
+  void check_same_or_wide(std::string_view name, const View& view, const Shape& shape) const {
+    check(name, view, shape, view && view.type() == wide(type_) ? wide(type_) : type_);
+  }
+  /// For values whose type is their own, narrow or wide.
+  void check_any_width(std::string_view name, const View& view, const Shape& shape) const {
+    const bool fits = view && is_computed(view.type()) && wide(view.type()) == wide(type_);
+    check(name, view, shape, fits ? view.type() : type_);
   }
   void check(std::string_view name, const View& view, const Shape& shape, DType type) const {
     CAPSTAN_CHECK(view, "{}: {} is absent", operation_, name);
@@ -34,6 +42,10 @@ class Operands {
   }
 
  private:
+  bool is_computed(DType type) const {
+    return type == DType::f32 || type == (device_ == Device::ref ? DType::f64 : DType::bf16);
+  }
+
   std::string_view operation_;
   Device device_;
   DType type_;

@@ -9,6 +9,7 @@ namespace capstan::kernels {
 //   zc = z + alpha p             alpha [G, G]
 //   a  = w_up zc                 w_up [I, G],  a: I × D
 //   z' = zc + w_down (g ∘ a)     w_down [G, I], g [I] scales the rows of a
+// All of one type, never bf16: the state's rounding would add up over the layers.
 
 /// z_next [T, G, D] overwrites; z, p [T, G, D]; gate [T, I]; alpha [G, G]; w_up [I, G]; w_down [G, I].
 void position_mlp_forward(const View& z_next, const View& z, const View& p, const View& gate, const View& alpha,

@@ -1,9 +1,10 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <vector>
 
 #include "kernels/isa.h"
 #include "kernels/position_mlp.h"
+#include "kernels/row_sums.h"
 #include "kernels/simd_math.h"
 
 // The matrices are tiny (G ≤ 32 heads, I = 4G), so each product is a sum of rows of D columns, which stay in the first cache.
@@ -57,11 +58,16 @@ struct Hidden {
   float *zc, *a, *b;  // [G, D], [I, D], [I, D]
 };
 
-Hidden hidden_in(std::vector<float>& memory, const Weights& w) {
-  memory.resize(static_cast<std::size_t>((w.G + 2 * w.I) * w.D));
-  float* const a = memory.data() + w.G * w.D;
-  return {memory.data(), a, a + w.I * w.D};
+/// The calling thread's.
+Hidden hidden_of(const Weights& w) {
+  thread_local Scratch memory;
+  float* const zc = memory.of<float>((w.G + 2 * w.I) * w.D);
+  float* const a = zc + w.G * w.D;
+  return {zc, a, a + w.I * w.D};
 }
+
+/// Elements touched per token.
+std::int64_t cost_of(const Weights& w) { return w.G * w.D * (w.G + 2 * w.I); }
 
 /// zc = z + alpha p;  a = w_up zc;  b = g ∘ a
 [[gnu::always_inline]] inline void make_hidden(const Hidden& to, const float* z, const float* p, const float* gate,
@@ -101,26 +107,25 @@ struct TokenGradients {
   for (std::int64_t i = 0; i < w.G * w.D; ++i) out.dz[i] += dzc[i];  // dz += dzc
 }
 
-float* if_present(const View& view) { return view ? view.as<float>() : nullptr; }
-
 }  // namespace
 
 // zc = z + alpha p;  a = w_up zc;  z' = zc + w_down (g ∘ a)
 void position_mlp_forward(const View& z_next, const View& z, const View& p, const View& gate, const View& alpha,
                           const View& w_up, const View& w_down) {
-  const std::int64_t T = z.dim(0), G = z.dim(1), D = z.dim(2), I = gate.dim(1);
+  const std::int64_t G = z.dim(1), D = z.dim(2), I = gate.dim(1);
   const Weights w{alpha.as<float>(), w_up.as<float>(), w_down.as<float>(), G, I, D};
-  std::vector<float> memory;
-  const Hidden hidden = hidden_in(memory, w);
   float* const next = z_next.as<float>();  // [T, G, D]
   const float *const Z = z.as<float>(), *const P = p.as<float>(),
                      *const g = gate.as<float>();  // [T, G, D], [T, G, D], [T, I]
-  on_best_isa([=]() __attribute__((always_inline)) {
-    for (std::int64_t t = 0; t < T; ++t) {
-      make_hidden(hidden, Z + t * G * D, P + t * G * D, g + t * I, w);
-      std::copy(hidden.zc, hidden.zc + G * D, next + t * G * D);
-      mix(next + t * G * D, G, w.down, I, 1, hidden.b, I, D, true);
-    }
+  parallel_rows(z.dim(0), cost_of(w), [=](std::int64_t begin, std::int64_t end) {
+    const Hidden hidden = hidden_of(w);
+    on_best_isa([=]() __attribute__((always_inline)) {
+      for (std::int64_t t = begin; t < end; ++t) {
+        make_hidden(hidden, Z + t * G * D, P + t * G * D, g + t * I, w);
+        std::copy(hidden.zc, hidden.zc + G * D, next + t * G * D);
+        mix(next + t * G * D, G, w.down, I, 1, hidden.b, I, D, true);
+      }
+    });
   });
 }
 
@@ -129,26 +134,37 @@ void position_mlp_backward(const PositionMlpGradients& out, const View& dz_next,
                            const View& gate, const View& alpha, const View& w_up, const View& w_down) {
   const std::int64_t T = z.dim(0), G = z.dim(1), D = z.dim(2), I = gate.dim(1);
   const Weights w{alpha.as<float>(), w_up.as<float>(), w_down.as<float>(), G, I, D};
-  std::vector<float> memory;
-  const Hidden hidden = hidden_in(memory, w);
   const float *const Z = z.as<float>(), *const P = p.as<float>(), *const g = gate.as<float>(),
                      *const dnext = dz_next.as<float>();
-  const TokenGradients first{out.dz.as<float>(),     out.dp.as<float>(),    out.dgate.as<float>(),
-                             if_present(out.dalpha), if_present(out.dw_up), if_present(out.dw_down)};
-  on_best_isa([=]() __attribute__((always_inline)) {
-    for (std::int64_t t = 0; t < T; ++t) {
-      const std::int64_t at = t * G * D;
-      TokenGradients token = first;
-      token.dz += at;
-      token.dp += at;
-      token.dgate += t * I;
-      make_hidden(hidden, Z + at, P + at, g + t * I, w);
-      backward_token(token, dnext + at, hidden, P + at, g + t * I, w);
-    }
-  });
+  const TokenGradients first{out.dz.as<float>(), out.dp.as<float>(), out.dgate.as<float>(), nullptr, nullptr, nullptr};
+  const auto tokens = [=](std::int64_t begin, std::int64_t end, const std::array<float*, 3>& sums) {
+    const auto [dalpha, dup, ddown] = sums;
+    const Hidden hidden = hidden_of(w);
+    on_best_isa([=]() __attribute__((always_inline)) {
+      for (std::int64_t t = begin; t < end; ++t) {
+        const std::int64_t at = t * G * D;
+        const TokenGradients token{first.dz + at, first.dp + at, first.dgate + t * I, dalpha, dup, ddown};
+        make_hidden(hidden, Z + at, P + at, g + t * I, w);
+        backward_token(token, dnext + at, hidden, P + at, g + t * I, w);
+      }
+    });
+  };
+  sum_over_rows<3>({out.dalpha, out.dw_up, out.dw_down}, T, cost_of(w), tokens);
 }
 
-// For the log, once per step: the sums in double cost little, and so does the reference.
-MagnitudeSum complex_magnitude(const View& z) { return ref::complex_magnitude(z); }
+// For the log, once per step: the sums in double cost little, and the reference's are good enough for each block of rows.
+MagnitudeSum complex_magnitude(const View& z) {
+  constexpr std::int64_t length = 64;
+  thread_local Scratch memory;
+  const std::int64_t T = z.dim(0), blocks = (T + length - 1) / length;
+  MagnitudeSum* const part = memory.of<MagnitudeSum>(blocks);  // [blocks]
+  parallel_for(blocks, [&](std::int64_t b) {
+    part[b] = ref::complex_magnitude(z.rows(b * length, std::min(T, (b + 1) * length)));
+  });
+  MagnitudeSum out{0, 0, 0};
+  for (std::int64_t b = 0; b < blocks; ++b)
+    out = {out.sum + part[b].sum, std::max(out.max, part[b].max), out.count + part[b].count};
+  return out;
+}
 
 }  // namespace capstan::kernels::cpu

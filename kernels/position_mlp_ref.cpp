@@ -13,7 +13,7 @@ namespace {
 void check_inputs(const Operands& operands, const View& z, const View& p, const View& gate, const View& alpha,
                   const View& w_up, const View& w_down) {
   const std::int64_t T = z.dim(0), G = z.dim(1), D = z.dim(-1), I = gate.dim(-1);
-  operands.check("z", z, {T, G, D});
+  operands.check_wide("z", z, {T, G, D});
   operands.check("p", p, {T, G, D});
   operands.check("gate", gate, {T, I});
   operands.check("alpha", alpha, {G, G});
@@ -47,7 +47,7 @@ void position_mlp_backward(const PositionMlpGradients& out, const View& dz_next,
 
 MagnitudeSum complex_magnitude(const View& z) {
   const Operands operands("complex_magnitude", z);
-  operands.check("z", z, {z.dim(0), z.dim(1), z.dim(-1)});
+  operands.check_wide("z", z, {z.dim(0), z.dim(1), z.dim(-1)});
   CAPSTAN_CHECK(z.dim(2) % 2 == 0, "head size {} is odd", z.dim(2));
   return pick(z, ref::complex_magnitude, cpu::complex_magnitude)(z);
 }

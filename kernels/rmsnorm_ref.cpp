@@ -20,9 +20,9 @@ void rmsnorm_backward(const View& dx, const View& dw, const View& dy, const View
   const Operands operands("rmsnorm_backward", x);
   operands.check("x", x, {x.dim(0), x.dim(-1)});
   operands.check("dx", dx, x.shape());
-  operands.check("dy", dy, x.shape());
+  operands.check_same_or_wide("dy", dy, x.shape());
   operands.check("w", w, {x.dim(1)});
-  operands.check_if_present("dw", dw, w.shape());
+  if (dw) operands.check_wide("dw", dw, w.shape());
   pick(x, ref::rmsnorm_backward, cpu::rmsnorm_backward)(dx, dw, dy, x, w, eps, into);
 }
 

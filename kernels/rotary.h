@@ -16,10 +16,11 @@ void rotary_phases(const View& z, const View& position, const std::vector<double
 /// log_base has D/2 entries. xPos (arXiv 2212.10554, §2.2): keys take the opposite of the queries' log_base.
 void rotary_decay(const View& z, const View& position, const std::vector<double>& log_base, double centre);
 
-/// y = x · z, complex product per f.  y [T, H, D] overwrites; x [T, H, D]; z [T, Gz, D].
+/// y = x · z, complex product per f.  y [T, H, D] overwrites; x [T, H, D]; z [T, Gz, D].  y, x of one type; z wide.
 void rotary_forward(const View& y, const View& x, const View& z);
 /// dx = conj(z) · dy, overwrites (may be the same memory as dy when dz is absent; then x may be absent too);
 /// dz[t, g] += Σ_{h in g} conj(x) · dy, adds to, or absent (RoPE).  dx, dy, x [T, H, D]; dz, z [T, Gz, D].
+/// x of any type; the gradients, which are sums, and z wide.
 void rotary_backward(const View& dx, const View& dz, const View& dy, const View& x, const View& z);
 
 // The device entries behind these; arguments are checked before.

@@ -8,9 +8,9 @@ namespace capstan::kernels {
 
 namespace {
 
-/// x [T, H, D] and z [T, Gz, D] with even D and Gz a divisor of H.
+/// x or dy [T, H, D] and z [T, Gz, D] with even D and Gz a divisor of H.
 void check_rotary(const Operands& operands, const View& x, const View& z) {
-  operands.check("z", z, {x.dim(0), z.dim(1), x.dim(-1)});
+  operands.check_wide("z", z, {x.dim(0), z.dim(1), x.dim(-1)});
   CAPSTAN_CHECK(x.dim(2) % 2 == 0, "head size {} is odd", x.dim(2));
   CAPSTAN_CHECK(z.dim(1) > 0 && x.dim(1) % z.dim(1) == 0, "{} heads over {} phase heads", x.dim(1), z.dim(1));
 }
@@ -40,10 +40,11 @@ void rotary_forward(const View& y, const View& x, const View& z) {
 
 void rotary_backward(const View& dx, const View& dz, const View& dy, const View& x, const View& z) {
   const Operands operands("rotary_backward", dy);
+  operands.check_wide("dy", dy, dy.shape());
   operands.check("dx", dx, dy.shape());
   check_rotary(operands, dy, z);
   if (dz) {
-    operands.check("x", x, dy.shape());
+    operands.check_any_width("x", x, dy.shape());
     operands.check("dz", dz, z.shape());
     CAPSTAN_CHECK(dy.elements() == 0 || dx.data() != dy.data(),
                   "dz needs dy after dx is written: they cannot share memory");

@@ -3,6 +3,8 @@
 
 namespace capstan::kernels {
 
+// All operands of a call are of one type.
+
 /// h = silu(gate) · up, silu(a) = a σ(a).  (Shazeer, arXiv 2002.05202, eq. 6)  All [T, F]; h overwrites.
 void swiglu_forward(const View& h, const View& gate, const View& up);
 /// dgate = dh up σ(a)(1 + a(1 - σ(a))), dup = dh silu(a), with a = gate.  dgate, dup overwrite (may be the memory of gate, up).

@@ -5,6 +5,7 @@
 #include "kernels/isa.h"
 #include "kernels/simd_math.h"
 #include "kernels/swiglu.h"
+#include "kernels/threads.h"
 
 namespace capstan::kernels::cpu {
 
@@ -18,11 +19,13 @@ namespace {
   return sigma * (1.0f + a * (1.0f - sigma));
 }
 
-/// Calls row(offset, length) for each row of the last axis, compiled for this machine.
+/// Calls row(offset, length) for each row of the last axis, compiled for this machine, on the rank's threads.
 template <class Row> void for_each_row(const View& view, const Row& row) {
-  const std::int64_t length = view.shape().rank() == 0 ? 1 : view.dim(-1), elements = view.elements();
-  on_best_isa([=]() __attribute__((always_inline)) {
-    for (std::int64_t begin = 0; begin < elements; begin += length) row(begin, length);
+  const std::int64_t length = view.shape().rank() == 0 ? 1 : view.dim(-1);
+  parallel_rows(length == 0 ? 0 : view.elements() / length, length, [&](std::int64_t begin, std::int64_t end) {
+    on_best_isa([ =, &row ]() __attribute__((always_inline)) {
+      for (std::int64_t r = begin; r < end; ++r) row(r * length, length);
+    });
   });
 }
 
@@ -30,50 +33,64 @@ template <class Row> void for_each_row(const View& view, const Row& row) {
 
 // h = silu(gate) up
 void swiglu_forward(const View& h, const View& gate, const View& up) {
-  float* const H = h.as<float>();
-  const float *const A = gate.as<float>(), *const U = up.as<float>();
-  for_each_row(
-      gate, [=](std::int64_t begin, std::int64_t length) __attribute__((always_inline)) {
+  with_stored(gate.type(), [&](auto stored) {
+    using T = decltype(stored);
+    T* const H = h.as<T>();
+    const T *const A = gate.as<T>(), *const U = up.as<T>();
+    for_each_row(
+        gate, [=](std::int64_t begin, std::int64_t length) __attribute__((always_inline)) {
 #pragma GCC ivdep
-        for (std::int64_t i = begin; i < begin + length; ++i) H[i] = silu(A[i]) * U[i];
-      });
+          for (std::int64_t i = begin; i < begin + length; ++i)
+            H[i] = stored_as<T>(silu(to_float(A[i])) * to_float(U[i]));
+        });
+  });
 }
 
 // Of h = silu(gate) up:  dgate = dh up silu'(gate), dup = dh silu(gate)
 void swiglu_backward(const View& dgate, const View& dup, const View& dh, const View& gate, const View& up) {
-  float *const dA = dgate.as<float>(), *const dU = dup.as<float>();
-  const float *const dH = dh.as<float>(), *const A = gate.as<float>(), *const U = up.as<float>();
-  for_each_row(
-      gate, [=](std::int64_t begin, std::int64_t length) __attribute__((always_inline)) {
+  with_stored(gate.type(), [&](auto stored) {
+    using T = decltype(stored);
+    T *const dA = dgate.as<T>(), *const dU = dup.as<T>();
+    const T *const dH = dh.as<T>(), *const A = gate.as<T>(), *const U = up.as<T>();
+    for_each_row(
+        gate, [=](std::int64_t begin, std::int64_t length) __attribute__((always_inline)) {
 #pragma GCC ivdep
-        for (std::int64_t i = begin; i < begin + length; ++i) {
-          const float a = A[i], u = U[i], d = dH[i];
-          dA[i] = d * u * silu_slope(a);
-          dU[i] = d * silu(a);
-        }
-      });
+          for (std::int64_t i = begin; i < begin + length; ++i) {
+            const float a = to_float(A[i]), u = to_float(U[i]), d = to_float(dH[i]);
+            dA[i] = stored_as<T>(d * u * silu_slope(a));
+            dU[i] = stored_as<T>(d * silu(a));
+          }
+        });
+  });
 }
 
 // y = silu(x)
 void silu_forward(const View& y, const View& x) {
-  float* const Y = y.as<float>();
-  const float* const X = x.as<float>();
-  for_each_row(
-      x, [=](std::int64_t begin, std::int64_t length) __attribute__((always_inline)) {
+  with_stored(x.type(), [&](auto stored) {
+    using T = decltype(stored);
+    T* const Y = y.as<T>();
+    const T* const X = x.as<T>();
+    for_each_row(
+        x, [=](std::int64_t begin, std::int64_t length) __attribute__((always_inline)) {
 #pragma GCC ivdep
-        for (std::int64_t i = begin; i < begin + length; ++i) Y[i] = silu(X[i]);
-      });
+          for (std::int64_t i = begin; i < begin + length; ++i) Y[i] = stored_as<T>(silu(to_float(X[i])));
+        });
+  });
 }
 
 // Of y = silu(x):  dx = dy silu'(x)
 void silu_backward(const View& dx, const View& dy, const View& x) {
-  float* const dX = dx.as<float>();
-  const float *const dY = dy.as<float>(), *const X = x.as<float>();
-  for_each_row(
-      x, [=](std::int64_t begin, std::int64_t length) __attribute__((always_inline)) {
+  with_stored(x.type(), [&](auto stored) {
+    using T = decltype(stored);
+    T* const dX = dx.as<T>();
+    const T *const dY = dy.as<T>(), *const X = x.as<T>();
+    for_each_row(
+        x, [=](std::int64_t begin, std::int64_t length) __attribute__((always_inline)) {
 #pragma GCC ivdep
-        for (std::int64_t i = begin; i < begin + length; ++i) dX[i] = dY[i] * silu_slope(X[i]);
-      });
+          for (std::int64_t i = begin; i < begin + length; ++i)
+            dX[i] = stored_as<T>(to_float(dY[i]) * silu_slope(to_float(X[i])));
+        });
+  });
 }
 
 }  // namespace capstan::kernels::cpu

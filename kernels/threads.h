@@ -29,6 +29,19 @@ template <class... Arguments> class FunctionRef<void(Arguments...)> {
   void (*call_)(void*, Arguments...);
 };
 
+/// An extent in even pieces of at most `largest` (or 64): all but the last are as long, a multiple of 64.
+struct Cut {
+  Cut(std::int64_t extent_in, std::int64_t largest) : extent(extent_in) {
+    const std::int64_t wanted = std::max<std::int64_t>(1, (extent + largest - 1) / largest);
+    length = std::max<std::int64_t>(1, (extent + wanted * 64 - 1) / (wanted * 64)) * 64;
+    pieces = (extent + length - 1) / length;
+  }
+  std::int64_t begin(std::int64_t piece) const { return piece * length; }
+  std::int64_t end(std::int64_t piece) const { return std::min(extent, begin(piece) + length); }
+  std::int64_t count(std::int64_t piece) const { return end(piece) - begin(piece); }
+  std::int64_t extent, length, pieces;
+};
+
 /// body(i) for each i in [0, count), on whichever thread is free; returns when all are done. Inside a body it runs on the
 /// calling thread. If bodies throw, the exception of the lowest i goes on, after all threads have stopped.
 void parallel_for(std::int64_t count, FunctionRef<void(std::int64_t)> body);
