@@ -8,6 +8,7 @@
 #include <new>
 #include <vector>
 
+#include "kernels/attention_product_cpu.h"
 #include "kernels/simd_math.h"
 #include "kernels/tensor.h"
 #include "kernels/tile_mask.h"
@@ -56,60 +57,32 @@ constexpr float masked = -2e30f;
 /// Columns as the micro-kernels want them: 8, or a multiple of 16.
 inline std::int64_t padded(std::int64_t columns) { return columns <= 8 ? 8 : (columns + 15) / 16 * 16; }
 
-// ---- micro-kernels --------------------------------------------------------------------------------------------------
+/// From one key row to the next: not a multiple of many cache lines, so that a column of a tile fits the first-level
+/// cache, whose places go by address.
+inline std::int64_t row_stride(std::int64_t columns_p) { return columns_p + 16; }
 
-/// c[r][lane] (+)= Σ_k a[r·row_step + k·depth_step] x[k][lane] for four rows: one chain of multiply-adds per result, in
-/// the order of k.
-template <int L, int W>
-[[gnu::always_inline]] inline void lanes_block(float* c, const float* a, std::int64_t row_step, std::int64_t depth_step,
-                                               const float* x, std::int64_t depth, bool accumulate) {
-  constexpr int R = 4, N = std::min(L / W, W == 16 ? 4 : 2);  // R · N sums stay in registers: there are 32, else 16
-  for (int first = 0; first < L; first += N * W) {
-    Reals<W> sum[R][N];
-    for (int r = 0; r < R; ++r)
-      for (int n = 0; n < N; ++n) sum[r][n] = accumulate ? lanes<W>(c + r * L + first + n * W) : Reals<W>{};
-    for (std::int64_t k = 0; k < depth; ++k) {
-      Reals<W> b[N];
-      for (int n = 0; n < N; ++n) b[n] = lanes<W>(x + k * L + first + n * W);
-      for (int r = 0; r < R; ++r)
-        for (int n = 0; n < N; ++n) sum[r][n] += a[r * row_step + k * depth_step] * b[n];
-    }
-    for (int r = 0; r < R; ++r)
-      for (int n = 0; n < N; ++n) lanes<W>(c + r * L + first + n * W) = sum[r][n];
-  }
+/// Scratch that is kept between calls only grows.
+template <class Vector> void grow(Vector& x, std::int64_t entries) {
+  if (std::ssize(x) < entries) x.resize(std::size_t(entries));
 }
 
-/// All rows, four at a time: the last rows of an unfinished four are computed too, from whatever the arrays hold there.
+// ---- products -------------------------------------------------------------------------------------------------------
+
+/// c[r][lane] = or += Σ_k a[r·row_step + k·depth_step] x[k][lane].
 template <int L, int W>
 [[gnu::always_inline]] inline void lanes_product(float* c, const float* a, std::int64_t row_step,
                                                  std::int64_t depth_step, const float* x, std::int64_t rows,
-                                                 std::int64_t depth, bool accumulate) {
-  for (std::int64_t r = 0; r < rows; r += 4)
-    lanes_block<L, W>(c + r * L, a + r * row_step, row_step, depth_step, x, depth, accumulate);
+                                                 std::int64_t depth, Product::Into into) {
+  multiply<W>({a, row_step, depth_step, x, L, rows, L, depth, c, into});
 }
 
-/// c[j][column] = Σ_lane p[j][lane] b[lane][column] for eight keys.
-template <int L, int W>
-[[gnu::always_inline]] inline void keys_block(float* c, const float* p, const float* b, std::int64_t columns) {
-  constexpr int R = 8;
-  for (std::int64_t column = 0; column < columns; column += W) {
-    Reals<W> sum[R] = {};
-    for (int lane = 0; lane < L; ++lane) {
-      const Reals<W> row = lanes<W>(b + lane * columns + column);
-      for (int r = 0; r < R; ++r) sum[r] += p[r * L + lane] * row;
-    }
-    for (int r = 0; r < R; ++r) lanes<W>(c + r * columns + column) = sum[r];
-  }
-}
-
-/// All keys, eight at a time, with the same remark.
+/// c[j][column] += Σ_lane p[j][lane] b[lane][column].
 template <int L, int W>
 [[gnu::always_inline]] inline void keys_product(float* c, const float* p, const float* b, std::int64_t keys,
                                                 std::int64_t columns) {
-  for (std::int64_t j = 0; j < keys; j += 8) {
-    if (columns == 8) keys_block<L, std::min(W, 8)>(c + j * columns, p + j * L, b, columns);
-    else keys_block<L, W>(c + j * columns, p + j * L, b, columns);
-  }
+  const Product product{p, L, 1, b, columns, keys, columns, L, c, Product::Into::add};
+  if (columns == 8) multiply<std::min(W, 8)>(product);  // half a register of 16
+  else multiply<W>(product);
 }
 
 /// Σ over lanes of x, by a fixed tree.
@@ -123,24 +96,44 @@ template <int L> [[gnu::always_inline]] inline float sum_of_lanes(const float* x
 
 // ---- between tensors and lanes --------------------------------------------------------------------------------------
 
+/// f(pointer to x's elements), which are float or BFloat16.
+template <class F> [[gnu::always_inline]] inline void with_elements(const View& x, const F& f) {
+  if (x.type() == DType::bf16) f(x.as<BFloat16>());
+  else f(x.as<float>());
+}
+
+/// out [columns_p] = x[at, at + columns] times factor, in the view's type, and zeros behind.
+[[gnu::always_inline]] inline void load_row(float* out, const View& x, std::int64_t at, std::int64_t columns,
+                                            std::int64_t columns_p, float factor = 1) {
+  with_elements(
+      x, [=](const auto* elements) __attribute__((always_inline)) {
+        for (std::int64_t d = 0; d < columns; ++d) out[d] = to_float(elements[at + d]) * factor;
+      });
+  for (std::int64_t d = columns; d < columns_p; ++d) out[d] = 0;
+}
+
 /// Rows [begin, begin + rows) of x [T, heads, columns], one head, into lanes (and row major if `also` is given), times
 /// factor.
-inline void gather_rows(float* x_t, float* also, const View& x, std::int64_t begin, std::int64_t rows,
-                        std::int64_t head, std::int64_t columns_p, int lane_count, float factor) {
+[[gnu::always_inline]] inline void gather_rows(float* x_t, float* also, const View& x, std::int64_t begin,
+                                               std::int64_t rows, std::int64_t head, std::int64_t columns_p,
+                                               int lane_count, float factor) {
   const std::int64_t heads = x.dim(1), columns = x.dim(2);
-  for (std::int64_t lane = 0; lane < lane_count; ++lane) {
-    const float* source = lane < rows ? x.as<float>() + ((begin + lane) * heads + head) * columns : nullptr;
-    for (std::int64_t d = 0; d < columns_p; ++d) {
-      const float value = source && d < columns ? source[d] * factor : 0.0f;
-      x_t[d * lane_count + lane] = value;
-      if (also) also[lane * columns_p + d] = value;
-    }
-  }
+  with_elements(
+      x, [=](const auto* elements) __attribute__((always_inline)) {
+        for (std::int64_t lane = 0; lane < lane_count; ++lane) {
+          const auto* source = lane < rows ? elements + ((begin + lane) * heads + head) * columns : nullptr;
+          for (std::int64_t d = 0; d < columns_p; ++d) {
+            const float value = source && d < columns ? to_float(source[d]) * factor : 0.0f;
+            x_t[d * lane_count + lane] = value;
+            if (also) also[lane * columns_p + d] = value;
+          }
+        }
+      });
 }
 
 /// A row table [T, heads, P + 1], with entry P once more behind it: the interpolation at P reads it with weight 0.
-inline void gather_table(Floats& table_t, const View& table, std::int64_t begin, std::int64_t rows, std::int64_t head,
-                         int lane_count) {
+[[gnu::always_inline]] inline void gather_table(Floats& table_t, const View& table, std::int64_t begin,
+                                                std::int64_t rows, std::int64_t head, int lane_count) {
   const std::int64_t columns = table.dim(2);
   gather_rows(table_t.data(), nullptr, table, begin, rows, head, columns, lane_count, 1);
   std::copy_n(&table_t[(columns - 1) * lane_count], lane_count, &table_t[columns * lane_count]);

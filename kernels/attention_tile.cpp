@@ -8,6 +8,7 @@
 
 #include "kernels/attention_devices.h"
 #include "kernels/operands.h"
+#include "kernels/threads.h"
 
 namespace capstan::kernels {
 
@@ -19,9 +20,15 @@ constexpr std::int64_t longest_table = longest_f64_sequence;
 void check_table(const Operands& operands, const char* name, const View& table, std::int64_t rows, std::int64_t heads) {
   if (!table) return;
   const std::int64_t columns = table.shape().rank() == 3 ? table.dim(2) : 0;
-  operands.check(name, table, {rows, heads, columns});
+  operands.check_wide(name, table, {rows, heads, columns});
   CAPSTAN_CHECK(columns >= 1 && columns <= longest_table, "{} has {} columns, not 1 to {}", name, columns,
                 longest_table);
+}
+
+/// Gates may be made of q and k, or of more exact sources.
+void check_narrow_or_wide(const Operands& operands, const char* name, const View& view, const Shape& shape) {
+  if (view.type() == DType::f32) operands.check_wide(name, view, shape);
+  else operands.check(name, view, shape);
 }
 
 void check_gates(const Operands& operands, int which, const QueryChunk& queries, const KeyChunk& keys,
@@ -36,9 +43,9 @@ void check_gates(const Operands& operands, int which, const QueryChunk& queries,
                 "gated sum {}: block {} and window {}", which, rule.block, rule.window);
   CAPSTAN_CHECK(!ends || (rule.block > 0 && gate_k), "gated sum {}: block ends need blocks and their keys", which);
   check_table(operands, "table", queries.terms.table[which], queries.q.dim(0), queries.q.dim(1));
-  if (gate_q) operands.check("gate_q", gate_q, queries.q.shape());
+  if (gate_q) check_narrow_or_wide(operands, "gate_q", gate_q, queries.q.shape());
   const std::int64_t tokens = keys.k.dim(0), key_rows = ends ? (tokens + rule.block - 1) / rule.block : tokens;
-  if (gate_k) operands.check("gate_k", gate_k, {key_rows, keys.k.dim(1), keys.k.dim(2)});
+  if (gate_k) check_narrow_or_wide(operands, "gate_k", gate_k, {key_rows, keys.k.dim(1), keys.k.dim(2)});
 }
 
 void check_order_free(const Operands& operands, const QueryChunk& queries, const KeyChunk& keys,
@@ -51,19 +58,19 @@ void check_order_free(const Operands& operands, const QueryChunk& queries, const
   if (key_offset) operands.check("key offset", key_offset, {keys.k.dim(0), heads}, DType::i64);
   check_table(operands, "offset_table", queries.terms.offset_table, rows, heads);
   check_table(operands, "relative", queries.terms.relative, rows, heads);
-  if (shared.slope) operands.check("slope", shared.slope, {heads});
+  if (shared.slope) operands.check_wide("slope", shared.slope, {heads});
   if (const View& table = shared.distance_table) {
-    operands.check("distance_table", table, {heads, table.dim(-1)});
+    operands.check_wide("distance_table", table, {heads, table.dim(-1)});
     CAPSTAN_CHECK(table.dim(1) >= 1 && table.dim(1) <= longest_table, "distance_table {}", table.shape().text());
   }
   const FireTerm& fire = shared.fire;
   if (fire.in) {
     const std::int64_t width = fire.in.dim(0);
-    operands.check("fire in", fire.in, {width});
-    operands.check("fire in_bias", fire.in_bias, {width});
-    operands.check("fire out", fire.out, {heads, width});
-    operands.check("fire out_bias", fire.out_bias, {heads});
-    operands.check("fire scale", fire.scale, {2});
+    operands.check_wide("fire in", fire.in, {width});
+    operands.check_wide("fire in_bias", fire.in_bias, {width});
+    operands.check_wide("fire out", fire.out, {heads, width});
+    operands.check_wide("fire out_bias", fire.out_bias, {heads});
+    operands.check_wide("fire scale", fire.scale, {2});
   }
   if (!queries.terms.relative && !shared.slope && !shared.distance_table && !fire.in) return;
   operands.check("query position", queries.position, {rows}, DType::i64);
@@ -98,7 +105,7 @@ void check_chunks(const QueryChunk& queries, const KeyChunk& keys, const Attenti
                 k.text());
   operands.check("k", keys.k, k);
   operands.check("v", keys.v, k);
-  operands.check_if_present("z", keys.z, k);
+  if (keys.z) operands.check_wide("z", keys.z, k);
   operands.check("query index", queries.index, {q[0]}, DType::i64);
   operands.check("query document", queries.document, {q[0]}, DType::i64);
   operands.check("key index", keys.index, {k[0]}, DType::i64);
@@ -108,6 +115,15 @@ void check_chunks(const QueryChunk& queries, const KeyChunk& keys, const Attenti
   for (int which = 0; which < gated_sums; ++which) check_gates(operands, which, queries, keys, settings.gates[which]);
   check_order_free(operands, queries, keys, settings.shared);
   check_key_index(queries, keys, settings);
+}
+
+/// o [T, H, E] and two of [T, H], all wide.
+void check_rows(const QueryChunk& queries, const KeyChunk& keys, const View& o, const View& m, const View& l) {
+  const Shape& q = queries.q.shape();
+  const Operands operands("attention state", queries.q);
+  operands.check_wide("o", o, {q[0], q[1], keys.z ? 2 * q[2] : q[2]});
+  operands.check_wide("m or lse", m, {q[0], q[1]});
+  operands.check_wide("l or delta", l, {q[0], q[1]});
 }
 
 /// What a gated sum leaves: carry [T, H] and horizon [query tiles, H].
@@ -120,18 +136,18 @@ void check_carried(const View& carry, const View& horizon, const QueryChunk& que
   operands.check("horizon", horizon, {(rows + settings.tile - 1) / settings.tile, heads}, DType::i64);
 }
 
-/// Gradients have the shapes of what they are of, and are there only if it is.
+/// Gradients have the shapes of what they are of, and are there only if it is. They are sums: wide.
 void check_gradients(const AttentionGradients& out, const QueryChunk& queries, const KeyChunk& keys,
                      const SharedTerms& shared) {
   const Operands operands("attention gradient", queries.q);
   const auto look = [&](const char* name, const View& gradient, const View& of) {
     if (!gradient) return;
     CAPSTAN_CHECK(of, "a gradient of {}, which is absent", name);
-    operands.check(name, gradient, of.shape());
+    operands.check_wide(name, gradient, of.shape());
   };
-  operands.check("dq", out.dq, queries.q.shape());
-  operands.check("dk", out.dk, keys.k.shape());
-  operands.check("dv", out.dv, keys.v.shape());
+  operands.check_wide("dq", out.dq, queries.q.shape());
+  operands.check_wide("dk", out.dk, keys.k.shape());
+  operands.check_wide("dv", out.dv, keys.v.shape());
   look("z", out.dz, keys.z);
   for (int which = 0; which < gated_sums; ++which) {
     look("table", out.rows.table[which], queries.terms.table[which]);
@@ -149,6 +165,9 @@ void check_gradients(const AttentionGradients& out, const QueryChunk& queries, c
   look("fire out_bias", out.shared.fire.out_bias, shared.fire.out_bias);
   look("fire scale", out.shared.fire.scale, shared.fire.scale);
 }
+
+double real_value(double x) { return x; }
+double real_value(BFloat16 x) { return double(to_float(x)); }
 
 /// Larger than any real logit's negative, yet finite: no inf - inf anywhere.
 constexpr double no_key_yet = -1e30;
@@ -172,6 +191,7 @@ void attention_begin(const AttentionState& state) {
 void attention_forward(const AttentionState& state, const QueryChunk& queries, const KeyChunk& keys,
                        const AttentionSettings& settings, AttentionStats* stats) {
   check_chunks(queries, keys, settings);
+  check_rows(queries, keys, state.o, state.m, state.l);
   for (int which = 0; which < gated_sums; ++which)
     check_carried(state.carry[which], state.horizon[which], queries, settings, which);
   AttentionStats unused;
@@ -182,14 +202,16 @@ void attention_forward(const AttentionState& state, const QueryChunk& queries, c
 void attention_finish(const AttentionState& state) {
   with_real(state.o.type(), [&](auto real) {
     using Real = decltype(real);
-    const std::int64_t rows = state.m.elements(), columns = state.o.dim(-1);
+    const std::int64_t columns = state.o.dim(-1);
     Real *m = state.m.as<Real>(), *l = state.l.as<Real>(), *o = state.o.as<Real>();
-    for (std::int64_t at = 0; at < rows; ++at) {
-      const bool seen = l[at] > 0;
-      const Real inverse = seen ? 1 / l[at] : 0;
-      m[at] = seen ? m[at] + std::log(l[at]) : std::numeric_limits<Real>::infinity();
-      for (std::int64_t e = 0; e < columns; ++e) o[at * columns + e] *= inverse;
-    }
+    parallel_rows(state.m.elements(), columns, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t at = begin; at < end; ++at) {
+        const bool seen = l[at] > 0;
+        const Real inverse = seen ? 1 / l[at] : 0;
+        m[at] = seen ? m[at] + std::log(l[at]) : std::numeric_limits<Real>::infinity();
+        for (std::int64_t e = 0; e < columns; ++e) o[at * columns + e] *= inverse;
+      }
+    });
   });
 }
 
@@ -202,17 +224,30 @@ void attention_gate_sum(const View& sum, int which, const QueryChunk& queries, c
   pick(queries.q, ref::attention_gate_sum, cpu::attention_gate_sum)(sum, which, queries, keys, settings);
 }
 
-void attention_delta(const View& delta, const View& d_o, const View& o) {
-  with_real(o.type(), [&](auto real) {
-    using Real = decltype(real);
-    const std::int64_t rows = delta.elements(), columns = o.dim(-1);
-    for (std::int64_t at = 0; at < rows; ++at) {
+namespace {
+
+template <class Real, class Stored> void delta_rows(const View& delta, const View& d_o, const View& o) {
+  const std::int64_t columns = o.dim(-1);
+  parallel_rows(delta.elements(), columns, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t at = begin; at < end; ++at) {
+      const Stored *d = d_o.as<Stored>() + at * columns, *x = o.as<Stored>() + at * columns;
       double sum = 0;
-      for (std::int64_t e = 0; e < columns; ++e)
-        sum += double(d_o.as<Real>()[at * columns + e]) * double(o.as<Real>()[at * columns + e]);
+      for (std::int64_t e = 0; e < columns; ++e) sum += real_value(d[e]) * real_value(x[e]);
       delta.as<Real>()[at] = Real(sum);
     }
   });
+}
+
+}  // namespace
+
+void attention_delta(const View& delta, const View& d_o, const View& o) {
+  const Operands operands("attention_delta", o);
+  operands.check("d_o", d_o, o.shape());
+  operands.check("delta", delta, delta.shape(), wide(o.type()));
+  CAPSTAN_CHECK(delta.elements() * o.dim(-1) == o.elements(), "delta {} of o {}", delta.shape().text(),
+                o.shape().text());
+  if (o.type() == DType::bf16) return delta_rows<float, BFloat16>(delta, d_o, o);
+  with_real(o.type(), [&](auto real) { delta_rows<decltype(real), decltype(real)>(delta, d_o, o); });
 }
 
 void attention_backward_begin(const AttentionBackwardState& state, const AttentionSaved& saved) {

@@ -22,6 +22,12 @@
 //   in one block   block_ends: the tile lies in one block, whose gate, if the block ends in the tile, is all it adds.
 // The general path would give the same bits. A saturated tile leaves the carry alone.
 //
+// Types: a call computes in the type of q, or, with q in bf16 (`cpu` only), in f32. Then
+//   bf16          q, k, v, d_o (and both of attention_delta's o and d_o);
+//   bf16 or f32   each gate_q and gate_k by itself;
+//   f32           everything else that is real: z, tables and weights of terms, the state, lse, delta, all gradients.
+// Views of shape [T, …] below that name no type are of q's type; *wide* ones are f32 beside bf16.
+//
 // Dropout of attention weights (settings.dropout) multiplies e^{logit-m'} in O', not in l', by 0 or 1 / (1 - rate); which
 // is a pure function of (seed, head, index_i, index_j): kernels/dropout.h.
 
@@ -44,7 +50,7 @@ constexpr std::int64_t longest_f64_sequence = std::int64_t(1) << 19;
 struct KeyChunk {
   View k;         ///< [T, G, D]
   View v;         ///< [T, G, D]
-  View z;         ///< [T, G, D] position states as further value columns (TAPE), or absent
+  View z;         ///< [T, G, D] wide: position states as further value columns (TAPE), or absent
   View index;     ///< [T] i64, global, strictly increasing, begins at a multiple of tile (and block)
   View position;  ///< [T] i64: distances; may be absent without relative, distance and function terms
   View document;  ///< [T] i64
@@ -62,8 +68,8 @@ struct QueryChunk {
 
 /// The state that one call hands to the next. attention_finish turns o into the output and m into LSE.
 struct AttentionState {
-  View o;     ///< [T, H, E]
-  View m, l;  ///< [T, H] running maximum and sum; m doubles as lse after attention_finish
+  View o;     ///< [T, H, E] wide
+  View m, l;  ///< [T, H] wide: running maximum and sum; m doubles as lse after attention_finish
   /// Per gated sum, or absent. [T, H] i64: sum of the gates of all tiles that were not saturated.
   std::array<View, gated_sums> carry;
   /// [query tiles, H] i64: first key of the farthest tile whose gates were summed; -1: none.
@@ -107,12 +113,12 @@ void attention_gate_sum(const View& sum, int which, const QueryChunk& queries, c
 
 /// What backward needs of the finished forward.
 struct AttentionSaved {
-  View lse;                                     ///< [T, H]
-  View delta;                                   ///< [T, H]  delta_i = dO_i · O_i over all E columns
+  View lse;                                     ///< [T, H] wide
+  View delta;                                   ///< [T, H] wide: delta_i = dO_i · O_i over all E columns
   std::array<View, gated_sums> carry, horizon;  ///< as left by forward, or absent
 };
 
-/// Gradients; all add to.
+/// Gradients, all wide; all add to.
 struct AttentionGradients {
   View dq;  ///< [T, H, D]
   RowTerms rows;
@@ -125,10 +131,10 @@ struct AttentionGradients {
 /// The carried state of backward, far → near, per gated sum. Before the first call: backward_begin.
 struct AttentionBackwardState {
   std::array<View, gated_sums> carry;      ///< [T, H] i64: on entry of the tile done last; at first forward's final one
-  std::array<View, gated_sums> gate_grad;  ///< [T, H]  X_i = Σ of d position over all farther keys
+  std::array<View, gated_sums> gate_grad;  ///< [T, H] wide: X_i = Σ of d position over all farther keys
 };
 
-/// delta [T, H] = Σ_E do · o. Overwrites.
+/// delta [T, H], wide, = Σ_E do · o. Overwrites.
 void attention_delta(const View& delta, const View& d_o, const View& o);
 /// carry = forward's final carry, gate_grad = 0.
 void attention_backward_begin(const AttentionBackwardState& state, const AttentionSaved& saved);

@@ -1,238 +1,28 @@
-// The attention tile in f32 SIMD. Keys go down, queries across the lanes: L rows of a query tile lie side by side, so
-// that the softmax maximum, a gated sum and its adjoint are vertical operations, and no result depends on which other
-// rows are present. Arrays named x_t are transposed: [entry][lane].
+// The attention tile in SIMD. Keys go down, queries across the lanes: the rows of a query tile lie side by side, so that the
+// softmax maximum, a gated sum and its adjoint are vertical operations, and no result depends on which other rows are
+// present. What runs in parallel never changes a bit: in forward a run of query tiles and a head is independent of all
+// others; in backward a kv head is, and what kv heads share is added in their order.
 
 #include <cmath>
-#include <cstring>
 #include <vector>
 
 #include "kernels/attention_devices.h"
-#include "kernels/attention_lanes.h"
-#include "kernels/dropout.h"
+#include "kernels/attention_f32_cpu.h"
+#include "kernels/attention_terms_cpu.h"
 #include "kernels/isa.h"
-#include "kernels/terms/distance_lanes.h"
-#include "kernels/terms/fire_lanes.h"
-#include "kernels/terms/gated_sum_lanes.h"
-#include "kernels/terms/offset_lanes.h"
+#include "kernels/threads.h"
 
 namespace capstan::kernels::cpu {
 namespace {
 
-// ---- one call's arrays ----------------------------------------------------------------------------------------------
-
-/// Sizes of a call, and scratch for one (query tile, head).
-struct Problem {
-  const QueryChunk& queries;
-  const KeyChunk& keys;
-  const AttentionSettings& settings;
-  std::int64_t heads, groups, depth, columns;
-  std::int64_t depth_p, columns_p;  ///< padded
-  float scale;
-  Floats q_t, q_rows, o_t, do_rows, o_part;                 // per row
-  Floats k_tile, u_tile, logit, d_logit, d_score, key_sum;  // per tile
-  Floats m, l, delta;
-  std::vector<GatedLanes> sums;  ///< those that are present
-  OffsetLanes offset;
-  DistanceLanes distance;
-  FireLanes fire;
-  bool order_free = false;           ///< any of these three
-  std::vector<std::uint32_t> masks;  ///< [lane] keys of dropout, if there is any
-  Floats kept;                       ///< [keys][lane] 0 or 1 / (1 - rate)
-
-  Problem(const QueryChunk& queries_in, const KeyChunk& keys_in, const AttentionSettings& settings_in, int lane_count)
-      : queries(queries_in), keys(keys_in), settings(settings_in), heads(queries.q.dim(1)), groups(keys.k.dim(1)),
-        depth(queries.q.dim(2)), columns(keys.z ? 2 * depth : depth), depth_p(padded(depth)),
-        columns_p(padded(columns)), scale(float(1 / std::sqrt(double(depth)))) {
-    for (Floats* x : {&q_t, &q_rows}) x->resize(depth_p * lane_count);
-    for (Floats* x : {&o_t, &do_rows, &o_part}) x->resize(columns_p * lane_count);
-    k_tile.resize(largest_tile * depth_p);
-    u_tile.resize(largest_tile * columns_p);
-    for (Floats* x : {&logit, &d_logit, &d_score}) x->resize(largest_tile * lane_count);
-    key_sum.resize(largest_tile * std::max(depth_p, columns_p));
-    for (Floats* x : {&m, &l, &delta}) x->resize(lane_count);
-    for (int which = 0; which < gated_sums; ++which)
-      if (settings.gates[which].gates != Gates::none)
-        sums.emplace_back(which, settings.gates[which], queries, keys, lane_count);
-    offset.resize(queries, lane_count);
-    distance.resize(queries, settings.shared, lane_count);
-    fire.resize(settings.shared, lane_count);
-    order_free = offset.present || distance.present;
-    if (settings.dropout.rate == 0) return;
-    masks.resize(lane_count);
-    kept.resize(largest_tile * lane_count);
-  }
-
-  std::int64_t at(std::int64_t row, std::int64_t head) const { return row * heads + head; }
-  std::int64_t group(std::int64_t head) const { return head / (heads / groups); }
-  std::int64_t lane_count() const { return std::ssize(m); }
-};
-
-/// Key rows of one kv head, padded: k_tile and, with values, u_tile = [v | z].
-void load_keys(Problem& p, const TilePair& tile, std::int64_t head, bool values) {
-  const std::int64_t stride = p.groups * p.depth, first = tile.key_begin * stride + p.group(head) * p.depth;
-  const float *k = p.keys.k.as<float>() + first, *v = p.keys.v.as<float>() + first;
-  const float* z = p.keys.z ? p.keys.z.as<float>() + first : nullptr;
-  const std::size_t bytes = std::size_t(p.depth) * sizeof(float);
-  for (std::int64_t j = 0; j < tile.keys; ++j) {
-    std::memcpy(&p.k_tile[j * p.depth_p], k + j * stride, bytes);
-    if (!values) continue;
-    std::memcpy(&p.u_tile[j * p.columns_p], v + j * stride, bytes);
-    if (z) std::memcpy(&p.u_tile[j * p.columns_p + p.depth], z + j * stride, bytes);
-  }
-}
-
-/// sum [keys, padded_columns] from column `from` added to rows row_of(j) of `target` [T, G, D].
-template <class RowOf>
-[[gnu::always_inline]] inline void add_to_keys(const Problem& p, const View& target, const Floats& sum,
-                                               std::int64_t keys, const RowOf& row_of, std::int64_t head,
-                                               std::int64_t from, std::int64_t padded_columns) {
-  const std::int64_t depth = p.depth, stride = p.groups * depth;
-  float* out = target.as<float>() + p.group(head) * depth;
-  for (std::int64_t j = 0; j < keys; ++j)
-    for (std::int64_t d = 0; d < depth; ++d) out[row_of(j) * stride + d] += sum[j * padded_columns + from + d];
-}
-
-/// What a query tile and head need of the terms, in either direction.
-void begin_terms(Problem& p, std::int64_t begin, std::int64_t rows, std::int64_t head) {
-  for (GatedLanes& g : p.sums) g.begin_head(begin, rows, head, int(p.lane_count()), p.scale);
-  if (p.offset.present) p.offset.begin_head(p.queries, begin, rows, head);
-  if (p.distance.present) p.distance.begin_head(p.queries, p.settings.shared, begin, rows, head);
-  if (p.fire.fire.width > 0) p.fire.begin_head(p.settings.shared, p.distance.row_position, head);
-  const WeightDropout& dropout = p.settings.dropout;
-  for (std::int64_t lane = 0; lane < std::ssize(p.masks); ++lane)
-    p.masks[lane] = dropout_row(dropout.seed, std::uint64_t(dropout.first_head + head),
-                                std::uint64_t(p.queries.index.as<std::int64_t>()[begin + std::min(lane, rows - 1)]));
-}
-
-// ---- terms of a tile ------------------------------------------------------------------------------------------------
-
-/// Order-free terms, after those that are carried.
-template <int L, int W>
-[[gnu::always_inline]] inline void add_order_free(Problem& p, const TilePair& tile, std::int64_t head) {
-  float* logit = p.logit.data();
-  if (p.offset.present)
-    add_offset_bias<L, W>(p.offset, logit, p.keys.terms.offset.as<std::int64_t>() + p.at(tile.key_begin, head), p.heads,
-                          tile.keys);
-  if (!p.distance.present) return;
-  find_distances<L>(p.distance, p.keys.position.as<std::int64_t>() + tile.key_begin, tile);
-  add_distance_bias<L>(p.distance, bool(p.settings.shared.slope), logit, tile.keys);
-  if (p.fire.fire.width > 0) add_fire_bias<L, W>(p.fire, logit, p.distance.distance.data(), tile.keys);
-}
-
-/// Its adjoint; what rows and heads get stays in lanes.
-template <int L, int W>
-[[gnu::always_inline]] inline void order_free_backward(Problem& p, const AttentionGradients& out, const TilePair& tile,
-                                                       std::int64_t head) {
-  const float* d_logit = p.d_logit.data();
-  if (p.offset.present) {
-    float* d_key = out.keys.offset ? out.keys.offset.as<float>() + p.at(tile.key_begin, head) : nullptr;
-    offset_backward<L, W>(p.offset, d_logit, d_key, p.heads, tile.keys);
-  }
-  if (!p.distance.present) return;
-  const View& d_table = out.shared.distance_table;
-  distance_backward<L, W>(p.distance, d_table ? d_table.as<float>() + head * d_table.dim(1) : nullptr, d_logit,
-                          tile.keys);
-  if (p.fire.fire.width > 0) fire_backward<L, W>(p.fire, d_logit, p.distance.distance.data(), tile.keys);
-}
-
-/// What multiplies the weights in O.
-template <int L> [[gnu::always_inline]] inline void find_kept(Problem& p, const TilePair& tile) {
-  const std::uint32_t threshold = dropout_threshold(p.settings.dropout.rate), *masks = p.masks.data();
-  const float factor = float(1 / (1 - p.settings.dropout.rate));
-  for (std::int64_t j = 0; j < tile.keys; ++j) {
-    const auto column = std::uint32_t(p.keys.index.as<std::int64_t>()[tile.key_begin + j]);
-    for (int lane = 0; lane < L; ++lane)
-      p.kept[j * L + lane] = is_dropped(masks[lane], column, threshold) ? 0.0f : factor;
-  }
-}
-
-/// Gates and biases of a tile in forward; the scores s q·k are in p.logit.
-template <int L, int W>
-[[gnu::always_inline]] inline void gated_forward(Problem& p, const AttentionState& state, const TilePair& tile,
-                                                 std::int64_t head, AttentionStats& stats) {
-  bool all_flat = true;
-  for (GatedLanes& g : p.sums) {
-    g.find_gates(tile);
-    const bool summed = g.gates.any && !g.saturated(tile);
-    all_flat = all_flat && terms::TilePath(summed, g.gates, true).flat;
-    g.path = terms::TilePath(summed, g.gates, p.settings.flat_tiles);
-    read_gates<L, W>(g, p.logit.data(), tile, head);
-    if (summed)  // the farthest tile so far
-      state.horizon[g.which].as<std::int64_t>()[p.at(tile.query_begin / p.settings.tile, head)] =
-          p.keys.index.as<std::int64_t>()[tile.key_begin];
-  }
-  for (GatedLanes& g : p.sums) {
-    add_gated_bias<L, W>(g, p.logit.data(), tile);
-    // A saturated tile leaves the carry alone, also on the general path, so that both paths leave the same state.
-    for (std::int64_t lane = 0; g.path.summed && lane < tile.rows; ++lane) g.carry[lane] += g.fixed_total(lane);
-    for (std::int64_t lane = 0; g.which == 0 && g.evaluated() && lane < tile.rows; ++lane) {
-      stats.gate_sum += double(g.total[lane]);
-      stats.gates += __builtin_popcountll(g.gates.has[lane]);
-    }
-  }
-  stats.saturated_tiles += all_flat;
-}
-
-/// The same biases once more in backward: entry carries are what came in less what the tile adds (exact integers).
-template <int L, int W>
-[[gnu::always_inline]] inline void gated_again(Problem& p, const AttentionSaved& saved, const TilePair& tile,
-                                               std::int64_t head) {
-  for (GatedLanes& g : p.sums) {
-    const std::int64_t horizon =
-        saved.horizon[g.which].as<std::int64_t>()[p.at(tile.query_begin / p.settings.tile, head)];
-    g.find_gates(tile);
-    const bool summed = g.gates.any && horizon >= 0 && p.keys.index.as<std::int64_t>()[tile.key_begin] >= horizon;
-    g.path = terms::TilePath(summed, g.gates, p.settings.flat_tiles);
-    read_gates<L, W>(g, p.logit.data(), tile, head);
-    for (std::int64_t lane = 0; summed && lane < tile.rows; ++lane) g.carry[lane] -= g.fixed_total(lane);
-  }
-  for (GatedLanes& g : p.sums) add_gated_bias<L, W>(g, p.logit.data(), tile);
-}
-
-/// Adjoint of gates that have scores of their own: d_u → gate_q (in lanes) and gate_k.
-template <int L, int W>
-[[gnu::always_inline]] inline void separate_gates_backward(Problem& p, GatedLanes& g, const AttentionGradients& out,
-                                                           const TilePair& tile, std::int64_t head) {
-  float* d_u = p.d_score.data();
-  std::fill_n(d_u, tile.keys * L, 0.0f);
-  positions_backward<L, W>(g, d_u, p.d_logit.data(), tile);
-  if (!g.evaluated()) return;
-  gate_scores_backward<L, W>(g, d_u);
-  const View& dk = p.keys.terms.gate_k[g.which] ? out.keys.gate_k[g.which] : out.dk;
-  if (dk)
-    add_to_keys(
-        p, dk, g.key_sum,
-        std::ssize(g.gate_row), [&](std::int64_t j) __attribute__((always_inline)) { return g.gate_row[j]; }, head, 0,
-        p.depth_p);
-}
-
-/// From d_logit in p.d_logit; returns the gradient of the scores s q·k, which gates of q and k join.
-template <int L, int W>
-[[gnu::always_inline]] inline const float* terms_backward(Problem& p, const AttentionGradients& out,
-                                                          const TilePair& tile, std::int64_t head) {
-  if (p.order_free) order_free_backward<L, W>(p, out, tile, head);
-  int joined = 0;
-  for (GatedLanes& g : p.sums) {
-    joined += !g.separate;
-    if (g.separate) separate_gates_backward<L, W>(p, g, out, tile, head);
-  }
-  float* d_score = p.d_logit.data();  // one sum may add to what it reads
-  if (joined > 1) {
-    d_score = p.d_score.data();
-    std::copy_n(p.d_logit.data(), tile.keys * L, d_score);
-  }
-  for (GatedLanes& g : p.sums)
-    if (!g.separate) positions_backward<L, W>(g, d_score, p.d_logit.data(), tile);
-  return d_score;
-}
-
 // ---- forward --------------------------------------------------------------------------------------------------------
 
-template <int L, int W> [[gnu::always_inline]] inline void softmax_step(Problem& p, const TilePair& tile) {
-  float *logit = p.logit.data(), *m = p.m.data(), *l = p.l.data();
-  float highest[L], shrink[L];
+template <class Products> [[gnu::always_inline]] inline void softmax_step(const Call& call, KeyTile& t, RowTile& r) {
+  constexpr int L = Products::row_lanes;
+  float *logit = t.logit.data(), *m = r.m.data(), *l = r.l.data();
+  alignas(64) float highest[L], shrink[L];
   for (int lane = 0; lane < L; ++lane) highest[lane] = m[lane];
-  for (std::int64_t j = 0; j < tile.keys; ++j)
+  for (std::int64_t j = 0; j < t.keys; ++j)
     for (int lane = 0; lane < L; ++lane)
       highest[lane] = logit[j * L + lane] > highest[lane] ? logit[j * L + lane] : highest[lane];
   for (int lane = 0; lane < L; ++lane) {
@@ -240,220 +30,275 @@ template <int L, int W> [[gnu::always_inline]] inline void softmax_step(Problem&
     m[lane] = highest[lane];
   }
   float sum[L] = {};  // of the tile alone: one chain over all keys would lose bits as it grows
-  for (std::int64_t j = 0; j < tile.keys; ++j)
+  for (std::int64_t j = 0; j < t.keys; ++j)
     for (int lane = 0; lane < L; ++lane) {
       logit[j * L + lane] = fast_exp(logit[j * L + lane] - highest[lane]);
       sum[lane] += logit[j * L + lane];
     }
   for (int lane = 0; lane < L; ++lane) l[lane] = l[lane] * shrink[lane] + sum[lane];
-  if (!p.kept.empty()) {
-    find_kept<L>(p, tile);
-    for (std::int64_t at = 0; at < tile.keys * L; ++at) logit[at] *= p.kept[at];
+  if (r.dropout) {
+    find_kept<L>(call, t, r);
+    for (std::int64_t at = 0; at < t.keys * L; ++at) logit[at] *= t.kept[at];
   }
-  float* o = p.o_t.data();
-  float* part = p.o_part.data();
-  lanes_product<L, W>(part, p.u_tile.data(), 1, p.columns_p, logit, p.columns_p, tile.keys, false);
-  for (std::int64_t e = 0; e < p.columns_p; ++e)
-    for (int lane = 0; lane < L; ++lane) o[e * L + lane] = o[e * L + lane] * shrink[lane] + part[e * L + lane];
+  Products::add_values(call, t, r, shrink);
 }
 
-template <int L, int W>
-[[gnu::always_inline]] inline void forward_head(Problem& p, const AttentionState& state,
-                                                const std::vector<TilePair>& pairs, std::int64_t head,
+template <class Products>
+[[gnu::always_inline]] inline void forward_tile(const Call& call, const AttentionState& state, KeyTile& t, RowTile& r,
                                                 AttentionStats& stats) {
-  const std::int64_t begin = pairs[0].query_begin, rows = pairs[0].rows;
-  gather_rows(p.q_t.data(), nullptr, p.queries.q, begin, rows, head, p.depth_p, L, p.scale);
-  gather_rows(p.o_t.data(), nullptr, state.o, begin, rows, head, p.columns_p, L, 1);
-  begin_terms(p, begin, rows, head);
-  for (std::int64_t lane = 0; lane < L; ++lane) {
-    const bool live = lane < rows;
-    const std::int64_t at = p.at(begin + lane, head);
-    p.m[lane] = live ? state.m.as<float>()[at] : 0;
-    p.l[lane] = live ? state.l.as<float>()[at] : 0;
-    for (GatedLanes& g : p.sums) g.carry[lane] = live ? state.carry[g.which].as<std::int64_t>()[at] : 0;
+  constexpr int L = Products::row_lanes, W = Products::width;
+  Products::scores(call, t, r);
+  stats.tiles += 1;
+  if (!r.sums.empty()) gated_forward<L, W>(call, state, t, r, stats);
+  if (r.order_free) add_order_free<L, W>(call, t, r);
+  apply_mask<L>(t.logit.data(), r.pair, masked);
+  softmax_step<Products>(call, t, r);
+}
+
+/// A run of query tiles against all keys of the chunk, near → far, for one head.
+template <class Products>
+[[gnu::always_inline]] inline void forward_run(const Call& call, Scratch& s, const AttentionState& state,
+                                               std::int64_t head, AttentionStats& stats) {
+  for (RowTile& r : s.run) {
+    Products::load_queries(call, r);
+    gather_rows(r.o_t.data(), nullptr, state.o, r.begin, r.rows, head, call.columns_p, Products::row_lanes, 1);
+    r.begin_terms(call);
+    r.read(r.m.data(), state.m, call);
+    r.read(r.l.data(), state.l, call);
+    for (GatedLanes& g : r.sums) r.read(g.carry.data(), state.carry[g.which], call);
   }
-  for (const TilePair& tile : pairs) {
-    load_keys(p, tile, head, true);
-    lanes_product<L, W>(p.logit.data(), p.k_tile.data(), p.depth_p, 1, p.q_t.data(), tile.keys, p.depth_p, false);
-    stats.tiles += 1;
-    if (!p.sums.empty()) gated_forward<L, W>(p, state, tile, head, stats);
-    if (p.order_free) add_order_free<L, W>(p, tile, head);
-    apply_mask<L>(p.logit.data(), tile, masked);
-    softmax_step<L, W>(p, tile);
-  }
-  scatter_rows(state.o, p.o_t.data(), begin, rows, head, L, 1, Into::overwrite);
-  for (std::int64_t lane = 0; lane < rows; ++lane) {
-    const std::int64_t at = p.at(begin + lane, head);
-    state.m.as<float>()[at] = p.m[lane];
-    state.l.as<float>()[at] = p.l[lane];
-    for (const GatedLanes& g : p.sums) state.carry[g.which].as<std::int64_t>()[at] = g.carry[lane];
+  for_each_key_tile(
+      call.keys, call.settings.tile, Walk::near_to_far, [&](std::int64_t key_begin) __attribute__((always_inline)) {
+        s.meet_keys(
+            call,
+            key_begin, [&]() __attribute__((always_inline)) { Products::load_keys(call, s.key_tile, head, true); },
+            [&](RowTile & r)
+                __attribute__((always_inline)) { forward_tile<Products>(call, state, s.key_tile, r, stats); });
+      });
+  for (RowTile& r : s.run) {
+    scatter_rows(state.o, r.o_t.data(), r.begin, r.rows, head, Products::row_lanes, 1, Into::overwrite);
+    r.write(state.m, r.m.data(), call);
+    r.write(state.l, r.l.data(), call);
+    for (GatedLanes& g : r.sums) r.write(state.carry[g.which], g.carry.data(), call);
   }
 }
 
 // ---- backward -------------------------------------------------------------------------------------------------------
 
-/// A = exp(logit - lse) in p.logit (what O was made of, once dropped); d_logit = A (dO·U - delta).
-template <int L, int W>
-[[gnu::always_inline]] inline void weights_backward(Problem& p, const TilePair& tile, const float* do_t) {
-  float *weight = p.logit.data(), *d_logit = p.d_logit.data();
-  lanes_product<L, W>(d_logit, p.u_tile.data(), p.columns_p, 1, do_t, tile.keys, p.columns_p, false);
-  if (p.kept.empty()) {
-    for (std::int64_t j = 0; j < tile.keys; ++j)
+/// A = exp(logit - lse) in t.logit (what O was made of, once dropped); d_logit = A (dO·U - delta).
+template <int L> [[gnu::always_inline]] inline void weights_backward(const Call& call, KeyTile& t, const RowTile& r) {
+  float *weight = t.logit.data(), *d_logit = t.d_logit.data();
+  const float *lse = r.m.data(), *delta = r.delta.data();
+  if (!r.dropout) {
+    for (std::int64_t j = 0; j < t.keys; ++j)
       for (int lane = 0; lane < L; ++lane) {
-        weight[j * L + lane] = fast_exp(weight[j * L + lane] - p.m[lane]);
-        d_logit[j * L + lane] = weight[j * L + lane] * (d_logit[j * L + lane] - p.delta[lane]);
+        weight[j * L + lane] = fast_exp(weight[j * L + lane] - lse[lane]);
+        d_logit[j * L + lane] = weight[j * L + lane] * (d_logit[j * L + lane] - delta[lane]);
       }
     return;
   }
-  find_kept<L>(p, tile);
-  for (std::int64_t j = 0; j < tile.keys; ++j)
+  find_kept<L>(call, t, r);
+  for (std::int64_t j = 0; j < t.keys; ++j)
     for (int lane = 0; lane < L; ++lane) {
       const std::int64_t at = j * L + lane;
-      const float full = fast_exp(weight[at] - p.m[lane]);
-      d_logit[at] = full * (p.kept[at] * d_logit[at] - p.delta[lane]);
-      weight[at] = full * p.kept[at];
+      const float full = fast_exp(weight[at] - lse[lane]);
+      d_logit[at] = full * (t.kept[at] * d_logit[at] - delta[lane]);
+      weight[at] = full * t.kept[at];
     }
 }
 
-template <int L, int W>
-[[gnu::always_inline]] inline void backward_tile(Problem& p, const AttentionGradients& out, const AttentionSaved& saved,
-                                                 const TilePair& tile, std::int64_t head, const float* do_t,
-                                                 float* dq_t) {
-  load_keys(p, tile, head, true);
-  lanes_product<L, W>(p.logit.data(), p.k_tile.data(), p.depth_p, 1, p.q_t.data(), tile.keys, p.depth_p, false);
-  if (!p.sums.empty()) gated_again<L, W>(p, saved, tile, head);
-  if (p.order_free) add_order_free<L, W>(p, tile, head);
-  apply_mask<L>(p.logit.data(), tile, masked);
-  weights_backward<L, W>(p, tile, do_t);
-  // dU += A dO
-  keys_product<L, W>(p.key_sum.data(), p.logit.data(), p.do_rows.data(), tile.keys, p.columns_p);
-  const std::int64_t first = tile.key_begin;
-  const auto row_of = [first](std::int64_t j) __attribute__((always_inline)) { return first + j; };
-  const auto add_sum = [&](const View& target, std::int64_t from, std::int64_t padded_columns)
-      __attribute__((always_inline)) {
-    add_to_keys(p, target, p.key_sum, tile.keys, row_of, head, from, padded_columns);
-  };
-  add_sum(out.dv, 0, p.columns_p);
-  if (out.dz) add_sum(out.dz, p.depth, p.columns_p);
-  const float* d_score = terms_backward<L, W>(p, out, tile, head);
-  // dq += s d k (s when stored), dk += d (s q)
-  lanes_product<L, W>(dq_t, p.k_tile.data(), 1, p.depth_p, d_score, p.depth_p, tile.keys, true);
-  keys_product<L, W>(p.key_sum.data(), d_score, p.q_rows.data(), tile.keys, p.depth_p);
-  add_sum(out.dk, 0, p.depth_p);
+template <class Products>
+[[gnu::always_inline]] inline void backward_tile(const Call& call, const AttentionGradients& out,
+                                                 const AttentionSaved& saved, KeyTile& t, RowTile& r) {
+  constexpr int L = Products::row_lanes, W = Products::width;
+  Products::scores(call, t, r);
+  if (!r.sums.empty()) gated_again<L, W>(call, saved, t, r);
+  if (r.order_free) add_order_free<L, W>(call, t, r);
+  apply_mask<L>(t.logit.data(), r.pair, masked);
+  Products::value_scores(call, t, r);
+  weights_backward<L>(call, t, r);
+  Products::add_to_values(call, t, r);
+  const float* d_score = terms_backward<L, W>(call, out, t, r);
+  Products::add_to_queries(call, t, r, d_score);
+  Products::add_to_keys(call, t, r, d_score);
 }
 
-/// Gradients of rows and of shared weights that were summed in lanes.
-template <int L>
-void end_terms(Problem& p, const AttentionGradients& out, const AttentionBackwardState& state, std::int64_t begin,
-               std::int64_t rows, std::int64_t head) {
-  for (GatedLanes& g : p.sums) {
-    if (const View& d_table = out.rows.table[g.which])
-      scatter_rows(d_table, g.dtable_t.data(), begin, rows, head, L, 1, Into::add);
-    const View& dq = p.queries.terms.gate_q[g.which] ? out.rows.gate_q[g.which] : out.dq;
-    if (g.separate && dq) scatter_rows(dq, g.dq_t.data(), begin, rows, head, L, p.scale, Into::add);
-    for (std::int64_t lane = 0; lane < rows; ++lane) {
-      state.carry[g.which].as<std::int64_t>()[p.at(begin + lane, head)] = g.carry[lane];
-      state.gate_grad[g.which].as<float>()[p.at(begin + lane, head)] = g.gate_grad[lane];
+/// Sums of a key tile over the run.
+[[gnu::always_inline]] inline void clear_key_sums(const Call& call, KeyTile& t) {
+  std::fill_n(t.dk.data(), largest_tile * call.depth_p, 0.0f);
+  std::fill_n(t.du.data(), largest_tile * call.columns_p, 0.0f);
+}
+
+[[gnu::always_inline]] inline void add_key_sums(const Call& call, const AttentionGradients& out, const KeyTile& t,
+                                                std::int64_t head) {
+  const auto row_of = [&](std::int64_t j) __attribute__((always_inline)) { return t.begin + j; };
+  add_to_keys(call, out.dk, t.dk.data(), t.keys, row_of, head, 0, call.depth_p);
+  add_to_keys(call, out.dv, t.du.data(), t.keys, row_of, head, 0, call.columns_p);
+  if (out.dz) add_to_keys(call, out.dz, t.du.data(), t.keys, row_of, head, call.depth, call.columns_p);
+}
+
+/// What backward reads beside queries and keys, and where it writes.
+struct BackwardArrays {
+  const AttentionGradients& out;
+  const AttentionBackwardState& state;
+  const View& d_o;
+  const AttentionSaved& saved;
+};
+
+/// A run of query tiles against all keys of the chunk, far → near, for one head.
+template <class Products>
+[[gnu::always_inline]] inline void backward_run(const Call& call, Scratch& s, const BackwardArrays& b,
+                                                std::int64_t head, float* fire_shared) {
+  for (RowTile& r : s.run) {
+    Products::load_queries(call, r, b.d_o);
+    std::fill_n(r.dq_t.data(), call.depth_p * call.lane_count, 0.0f);
+    r.begin_terms(call);
+    r.read(r.m.data(), b.saved.lse, call);
+    r.read(r.delta.data(), b.saved.delta, call);
+    for (GatedLanes& g : r.sums) {
+      r.read(g.carry.data(), b.state.carry[g.which], call);
+      r.read(g.gate_grad.data(), b.state.gate_grad[g.which], call);
     }
   }
-  if (p.offset.present) p.offset.end_head(out.rows, begin, rows, head);
-  if (p.distance.present) p.distance.end_head(out.rows, begin, rows, head);
-  if (p.fire.fire.width > 0) add_fire_gradients<L>(p.fire, out.shared.fire, head);
-}
-
-template <int L, int W>
-[[gnu::always_inline]] inline void backward_head(Problem& p, const AttentionGradients& out,
-                                                 const AttentionBackwardState& state, const View& d_o,
-                                                 const AttentionSaved& saved, const std::vector<TilePair>& pairs,
-                                                 std::int64_t head) {
-  const std::int64_t begin = pairs[0].query_begin, rows = pairs[0].rows;
-  gather_rows(p.q_t.data(), p.q_rows.data(), p.queries.q, begin, rows, head, p.depth_p, L, p.scale);
-  gather_rows(p.o_t.data(), p.do_rows.data(), d_o, begin, rows, head, p.columns_p, L, 1);  // o_t holds dO here
-  begin_terms(p, begin, rows, head);
-  Floats dq_t(p.depth_p * L, 0.0f);
-  for (std::int64_t lane = 0; lane < L; ++lane) {
-    const bool live = lane < rows;
-    const std::int64_t at = p.at(begin + lane, head);
-    p.m[lane] = live ? saved.lse.as<float>()[at] : 0;
-    p.delta[lane] = live ? saved.delta.as<float>()[at] : 0;
-    for (GatedLanes& g : p.sums) {
-      g.carry[lane] = live ? state.carry[g.which].as<std::int64_t>()[at] : 0;
-      g.gate_grad[lane] = live ? state.gate_grad[g.which].as<float>()[at] : 0;
-    }
-  }
-  for (const TilePair& tile : pairs) backward_tile<L, W>(p, out, saved, tile, head, p.o_t.data(), dq_t.data());
-  scatter_rows(out.dq, dq_t.data(), begin, rows, head, L, p.scale, Into::add);
-  end_terms<L>(p, out, state, begin, rows, head);
-}
-
-// ---- gate sums, and the three entries -------------------------------------------------------------------------------
-
-template <int L, int W>
-[[gnu::always_inline]] inline void gate_sum_head(Problem& p, const View& total, int which,
-                                                 const std::vector<TilePair>& pairs, std::int64_t head) {
-  const std::int64_t begin = pairs[0].query_begin, rows = pairs[0].rows;
-  GatedLanes& g = p.sums[0].which == which ? p.sums[0] : p.sums[1];
-  gather_rows(p.q_t.data(), nullptr, p.queries.q, begin, rows, head, p.depth_p, L, p.scale);
-  g.begin_head(begin, rows, head, L, p.scale);
-  for (const TilePair& tile : pairs) {
-    load_keys(p, tile, head, false);
-    lanes_product<L, W>(p.logit.data(), p.k_tile.data(), p.depth_p, 1, p.q_t.data(), tile.keys, p.depth_p, false);
-    g.find_gates(tile);
-    if (!g.gates.any) continue;
-    g.path = terms::TilePath(true, g.gates, p.settings.flat_tiles);
-    read_gates<L, W>(g, p.logit.data(), tile, head);
-    for (std::int64_t lane = 0; lane < rows; ++lane)
-      total.as<std::int64_t>()[p.at(begin + lane, head)] += g.fixed_total(lane);
+  KeyTile& t = s.key_tile;
+  for_each_key_tile(
+      call.keys, call.settings.tile, Walk::far_to_near, [&](std::int64_t key_begin) __attribute__((always_inline)) {
+        const auto load = [&]() __attribute__((always_inline)) {
+          Products::load_keys(call, t, head, true);
+          clear_key_sums(call, t);
+        };
+        if (s.meet_keys(
+                call, key_begin, load, [&](RowTile & r) __attribute__((always_inline)) {
+                  backward_tile<Products>(call, b.out, b.saved, t, r);
+                }))
+          add_key_sums(call, b.out, t, head);
+      });
+  for (RowTile& r : s.run) {
+    scatter_rows(b.out.dq, r.dq_t.data(), r.begin, r.rows, head, Products::row_lanes, call.scale, Into::add);
+    end_terms<Products::row_lanes>(call, b.out, b.state, r, fire_shared);
   }
 }
 
-template <int L, int W> struct Width { static constexpr int lanes = L, registers = W; };
+// ---- gate sums ------------------------------------------------------------------------------------------------------
 
-/// Calls body(width, problem, pairs, head) for each query tile and head, compiled for the best instruction set. A chunk
-/// of few rows (small tiles, a generated token) gets 16 lanes, else 64.
-template <class Body>
-void for_each_head(const QueryChunk& queries, const KeyChunk& keys, const AttentionSettings& settings, Walk walk,
-                   const Body& body) {
-  const Isa isa = best_isa();
-  const bool few = isa != Isa::portable && std::min(settings.tile, queries.q.dim(0)) <= 16;
-  Problem p(queries, keys, settings, few ? 16 : 64);
-  for_each_query_tile(queries, keys, settings.tile, walk, [&](std::int64_t, const std::vector<TilePair>& pairs) {
-    const auto run = [&](auto width) __attribute__((always_inline)) {
-      for (std::int64_t head = 0; head < p.heads; ++head) body(width, p, pairs, head);
-    };
-    if (isa == Isa::portable) run_portable([&]() __attribute__((always_inline)) { run(Width<64, 4>{}); });
-    else if (isa == Isa::avx2 && few) run_avx2([&]() __attribute__((always_inline)) { run(Width<16, 8>{}); });
-    else if (isa == Isa::avx2) run_avx2([&]() __attribute__((always_inline)) { run(Width<64, 8>{}); });
-    else if (few) run_avx512([&]() __attribute__((always_inline)) { run(Width<16, 16>{}); });
-    else run_avx512([&]() __attribute__((always_inline)) { run(Width<64, 16>{}); });
+template <class Products>
+[[gnu::always_inline]] inline void gate_sum_tile(const Call& call, const View& total, int which, KeyTile& t,
+                                                 RowTile& r) {
+  constexpr int L = Products::row_lanes, W = Products::width;
+  GatedLanes& g = r.sums[0].which == which ? r.sums[0] : r.sums[1];
+  g.find_gates(r.pair);
+  if (!g.gates.any) return;
+  if (!g.separate) Products::scores(call, t, r);
+  g.path = terms::TilePath(true, g.gates, call.settings.flat_tiles);
+  read_gates<L, W>(g, t.logit.data(), r.pair, r.head);
+  for (std::int64_t lane = 0; lane < r.rows; ++lane)
+    total.as<std::int64_t>()[call.at(r.begin + lane, r.head)] += g.fixed_total(lane);
+}
+
+template <class Products>
+[[gnu::always_inline]] inline void gate_sum_run(const Call& call, Scratch& s, const View& total, int which,
+                                                std::int64_t head) {
+  for (RowTile& r : s.run) {
+    Products::load_queries(call, r);
+    r.begin_terms(call);
+  }
+  for_each_key_tile(
+      call.keys, call.settings.tile, Walk::near_to_far, [&](std::int64_t key_begin) __attribute__((always_inline)) {
+        s.meet_keys(
+            call,
+            key_begin, [&]() __attribute__((always_inline)) { Products::load_keys(call, s.key_tile, head, false); },
+            [&](RowTile & r)
+                __attribute__((always_inline)) { gate_sum_tile<Products>(call, total, which, s.key_tile, r); });
+      });
+}
+
+// ---- instruction sets and threads -----------------------------------------------------------------------------------
+
+/// A chunk of few rows (small tiles, a generated token) gets 16 lanes, else 64.
+bool few_rows(Isa isa, const QueryChunk& queries, const AttentionSettings& settings) {
+  return isa != Isa::portable && std::min(settings.tile, queries.q.dim(0)) <= 16;
+}
+
+/// Calls body(products), compiled for the instruction set.
+template <class Body> void with_products(Isa isa, int lane_count, const Body& body) {
+  const bool few = lane_count == 16;
+  if (isa == Isa::portable) run_portable([&]() __attribute__((always_inline)) { body(F32Products<64, 4>{}); });
+  else if (isa == Isa::avx2 && few) run_avx2([&]() __attribute__((always_inline)) { body(F32Products<16, 8>{}); });
+  else if (isa == Isa::avx2) run_avx2([&]() __attribute__((always_inline)) { body(F32Products<64, 8>{}); });
+  else if (few) run_avx512([&]() __attribute__((always_inline)) { body(F32Products<16, 16>{}); });
+  else run_avx512([&]() __attribute__((always_inline)) { body(F32Products<64, 16>{}); });
+}
+
+/// body(products, scratch, head, piece) for each run of query tiles and each head, the longest runs first.
+template <class Body> void for_each_run(const Call& call, Isa isa, const Body& body) {
+  const std::int64_t runs = call.runs();
+  parallel_for(runs * call.heads, [&](std::int64_t piece) {
+    Scratch& s = scratch_of_thread();
+    const std::int64_t head = piece % call.heads;
+    s.begin_run(call, runs - 1 - piece / call.heads, head);
+    with_products(
+        isa, call.lane_count, [&](auto products) __attribute__((always_inline)) { body(products, s, head, piece); });
   });
+}
+
+/// Memory of the calling thread for one result per piece of work.
+template <class T> std::vector<T>& results_of_pieces(std::int64_t pieces) {
+  static thread_local std::vector<T> results;
+  results.assign(std::size_t(pieces), T{});
+  return results;
 }
 
 }  // namespace
 
 void attention_forward(const AttentionState& state, const QueryChunk& queries, const KeyChunk& keys,
                        const AttentionSettings& settings, AttentionStats& stats) {
-  for_each_head(
-      queries, keys, settings, Walk::near_to_far,
-      [&](auto width, Problem& p, const std::vector<TilePair>& pairs, std::int64_t head)
-          __attribute__((always_inline)) { forward_head<width.lanes, width.registers>(p, state, pairs, head, stats); });
+  const Isa isa = best_isa();
+  const Call call(queries, keys, settings, few_rows(isa, queries, settings) ? 16 : 64);
+  std::vector<AttentionStats>& of_pieces = results_of_pieces<AttentionStats>(call.runs() * call.heads);
+  for_each_run(
+      call, isa, [&](auto products, Scratch& s, std::int64_t head, std::int64_t piece) __attribute__((always_inline)) {
+        forward_run<decltype(products)>(call, s, state, head, of_pieces[std::size_t(piece)]);
+      });
+  for (const AttentionStats& piece : of_pieces) {
+    stats.gate_sum += piece.gate_sum;
+    stats.gates += piece.gates;
+    stats.tiles += piece.tiles;
+    stats.saturated_tiles += piece.saturated_tiles;
+  }
 }
 
 void attention_backward(const AttentionGradients& out, const AttentionBackwardState& state, const QueryChunk& queries,
                         const KeyChunk& keys, const View& d_o, const AttentionSaved& saved,
                         const AttentionSettings& settings) {
-  for_each_head(
-      queries, keys, settings, Walk::far_to_near,
-      [&](auto width, Problem& p, const std::vector<TilePair>& pairs, std::int64_t head) __attribute__((
-          always_inline)) { backward_head<width.lanes, width.registers>(p, out, state, d_o, saved, pairs, head); });
+  const Isa isa = best_isa();
+  const Call call(queries, keys, settings, few_rows(isa, queries, settings) ? 16 : 64);
+  const BackwardArrays arrays{out, state, d_o, saved};
+  const std::int64_t width = shared_entries(settings.shared.fire), heads_of_group = call.heads / call.groups;
+  std::vector<float>& fire_shared = results_of_pieces<float>(call.groups * width);
+  parallel_for(call.groups, [&](std::int64_t group) {
+    Scratch& s = scratch_of_thread();
+    for (std::int64_t run = 0; run < call.runs(); ++run)
+      for (std::int64_t head = group * heads_of_group; head < (group + 1) * heads_of_group; ++head) {
+        s.begin_run(call, run, head);
+        with_products(
+            isa, call.lane_count, [&](auto products) __attribute__((always_inline)) {
+              backward_run<decltype(products)>(call, s, arrays, head, fire_shared.data() + group * width);
+            });
+      }
+  });
+  if (width == 0) return;
+  for (std::int64_t group = 0; group < call.groups; ++group)
+    add_shared_fire_gradients(out.shared.fire, fire_shared.data() + group * width, settings.shared.fire.in.dim(0));
 }
 
 void attention_gate_sum(const View& sum, int which, const QueryChunk& queries, const KeyChunk& keys,
                         const AttentionSettings& settings) {
-  for_each_head(
-      queries, keys, settings, Walk::near_to_far,
-      [&](auto width, Problem& p, const std::vector<TilePair>& pairs, std::int64_t head)
-          __attribute__((always_inline)) { gate_sum_head<width.lanes, width.registers>(p, sum, which, pairs, head); });
+  const Isa isa = best_isa();
+  const Call call(queries, keys, settings, few_rows(isa, queries, settings) ? 16 : 64);
+  for_each_run(
+      call, isa, [&](auto products, Scratch& s, std::int64_t head, std::int64_t) __attribute__((always_inline)) {
+        gate_sum_run<decltype(products)>(call, s, sum, which, head);
+      });
 }
 
 }  // namespace capstan::kernels::cpu

@@ -371,12 +371,14 @@ template <class Real> bool all_flat(const Problem<Real>& p, const TileHead& t) {
 
 /// body(tile, gates, head) for each tile pair of the walk and each head.
 template <class Real, class Body> void for_each_tile_head(const Problem<Real>& p, Walk walk, const Body& body) {
-  for_each_query_tile(p.queries, p.keys, p.settings.tile, walk, [&](std::int64_t, const std::vector<TilePair>& pairs) {
-    for (const TilePair& tile : pairs) {
-      const auto gates = gates_of(p, tile);
-      for (std::int64_t head = 0; head < p.heads; ++head) body(tile, gates, head);
-    }
-  });
+  const std::int64_t tile = p.settings.tile;
+  TilePair pair;
+  for (std::int64_t query_begin = 0; query_begin < p.queries.q.dim(0); query_begin += tile)
+    for_each_key_tile(p.keys, tile, walk, [&](std::int64_t key_begin) {
+      if (!meet(pair, p.queries, p.keys, tile, query_begin, key_begin)) return;
+      const auto gates = gates_of(p, pair);
+      for (std::int64_t head = 0; head < p.heads; ++head) body(pair, gates, head);
+    });
 }
 
 }  // namespace

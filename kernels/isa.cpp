@@ -1,5 +1,9 @@
 #include "kernels/isa.h"
 
+#include <atomic>
+
+#include "kernels/check.h"
+
 namespace capstan::kernels {
 
 namespace {
@@ -15,12 +19,21 @@ Isa detect() {
   return v4 ? Isa::avx512 : v3 ? Isa::avx2 : Isa::portable;
 }
 
-}  // namespace
-
-Isa best_isa() {
-  static const Isa isa = detect();
+std::atomic<Isa>& isa_in_use() {
+  static std::atomic<Isa> isa = detect();
   return isa;
 }
+
+}  // namespace
+
+Isa best_isa() { return isa_in_use().load(std::memory_order_relaxed); }
+
+ForcedIsa::ForcedIsa(Isa isa) : before_(best_isa()) {
+  CAPSTAN_CHECK(isa >= detect(), "this machine has no {}", name_of(isa));
+  isa_in_use() = isa;
+}
+
+ForcedIsa::~ForcedIsa() { isa_in_use() = before_; }
 
 std::string name_of(Isa isa) {
   switch (isa) {

@@ -15,6 +15,17 @@ enum class Isa : std::uint8_t { avx512, avx2, portable };
 
 /// The widest instruction set of this machine (x86-64-v4 / v3 / whatever the compiler's default is).
 Isa best_isa();
+/// For tests: while one lives, best_isa() is `isa` on all threads. The machine must have it.
+class ForcedIsa {
+ public:
+  explicit ForcedIsa(Isa isa);
+  ~ForcedIsa();
+  ForcedIsa(const ForcedIsa&) = delete;
+  ForcedIsa& operator=(const ForcedIsa&) = delete;
+
+ private:
+  Isa before_;
+};
 std::string name_of(Isa isa);
 
 template <class Body> [[gnu::target("arch=x86-64-v4,prefer-vector-width=512")]] void run_avx512(const Body& body) {

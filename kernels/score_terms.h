@@ -36,8 +36,8 @@ struct GateRule {
 
 constexpr int gated_sums = 2;
 
-/// What the rows bring; stays with the queries. Absent views: no such term. In gradients the same fields in the compute
-/// type, which all add to; an absent gradient of a present term: not wanted.
+/// What the rows bring; stays with the queries. Absent views: no such term. Tables are wide (kernels/tensor.h), gate_q has q's
+/// type or is wide. In gradients the same fields, wide, which all add to; an absent gradient of a present term: not wanted.
 struct RowTerms {
   std::array<View, gated_sums> table;   ///< [T, H, P + 1]
   std::array<View, gated_sums> gate_q;  ///< [T, H, D]; absent: q
@@ -51,7 +51,7 @@ struct RowTerms {
   }
 };
 
-/// What travels with the keys. A gradient's gate_k may be the same memory as dk or dv.
+/// What travels with the keys; gate_k has k's type or is wide. A gradient's gate_k may be the same memory as dk or dv.
 struct KeyTerms {
   std::array<View, gated_sums> gate_k;  ///< tokens: [T, G, D], absent: k; block_ends: [ceil(T / block), G, D]
   View offset;                          ///< [T, H] i64 (gradient: real)
@@ -68,7 +68,7 @@ struct FireTerm {
   View scale;        ///< [2]
 };
 
-/// Weights that all rows share.
+/// Weights that all rows share, wide.
 struct SharedTerms {
   View slope;           ///< [H]; has no gradient
   View distance_table;  ///< [H, N]

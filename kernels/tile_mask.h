@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <vector>
 
 #include "kernels/attention_tile.h"
 
@@ -29,10 +28,15 @@ inline TileMask mask_tile(const std::int64_t* query_index, const std::int64_t* q
     mask.any = true;
     return mask;
   }
+  std::uint64_t same_document = 0;
+  std::int64_t past = 0;  // keys that lie at or before the row
   for (std::int64_t i = 0; i < rows; ++i) {
-    std::uint64_t bits = 0;
-    for (std::int64_t j = 0; j < keys; ++j)
-      bits |= std::uint64_t(key_index[j] <= query_index[i] && key_document[j] == query_document[i]) << j;
+    if (i == 0 || query_document[i] != query_document[i - 1]) {
+      same_document = 0;
+      for (std::int64_t j = 0; j < keys; ++j) same_document |= std::uint64_t(key_document[j] == query_document[i]) << j;
+    }
+    while (past < keys && key_index[past] <= query_index[i]) ++past;
+    const std::uint64_t bits = past == 64 ? same_document : same_document & ((std::uint64_t(1) << past) - 1);
     mask.allowed[i] = bits;
     mask.any = mask.any || bits != 0;
     mask.all = mask.all && bits == full;
@@ -47,33 +51,32 @@ struct TilePair {
   TileMask mask;
 };
 
+/// Whether some row of the query tile at `query_begin` may see a key of the key tile at `key_begin`; then `pair` says which.
+inline bool meet(TilePair& pair, const QueryChunk& queries, const KeyChunk& keys, std::int64_t tile,
+                 std::int64_t query_begin, std::int64_t key_begin) {
+  const auto *query_index = queries.index.as<std::int64_t>() + query_begin,
+             *query_document = queries.document.as<std::int64_t>() + query_begin;
+  const auto *key_index = keys.index.as<std::int64_t>() + key_begin,
+             *key_document = keys.document.as<std::int64_t>() + key_begin;
+  const std::int64_t rows = std::min(tile, queries.index.dim(0) - query_begin),
+                     count = std::min(tile, keys.index.dim(0) - key_begin);
+  if (key_index[0] > query_index[rows - 1]) return false;  // wholly in the future
+  // Documents are runs: a tile that is wholly in the past shares one with the rows only if its last key does with the
+  // first.
+  if (key_index[count - 1] < query_index[0] && key_document[count - 1] != query_document[0]) return false;
+  pair = {query_begin, rows, key_begin, count,
+          mask_tile(query_index, query_document, rows, key_index, key_document, count)};
+  return pair.mask.any;
+}
+
 enum class Walk : std::uint8_t { near_to_far, far_to_near };
 
-/// Calls body(query_begin, pairs) for each query tile of the chunk, in order, with the key tiles that it sees in the
-/// order of the walk. The only walk over tiles there is. Chunks begin at multiples of `tile`.
+/// Calls body(key_begin) for the key tiles of a chunk, which begins at a multiple of `tile`, in the order of the walk.
 template <class Body>
-void for_each_query_tile(const QueryChunk& queries, const KeyChunk& keys, std::int64_t tile, Walk walk, Body&& body) {
-  const std::int64_t query_tokens = queries.index.dim(0), key_tokens = keys.index.dim(0);
-  const auto *query_index = queries.index.as<std::int64_t>(), *query_document = queries.document.as<std::int64_t>();
-  const auto *key_index = keys.index.as<std::int64_t>(), *key_document = keys.document.as<std::int64_t>();
-  const std::int64_t key_tiles = (key_tokens + tile - 1) / tile;
-  std::vector<TilePair> pairs;
-  for (std::int64_t qb = 0; qb < query_tokens; qb += tile) {
-    const std::int64_t rows = std::min(tile, query_tokens - qb);
-    pairs.clear();
-    for (std::int64_t step = 0; step < key_tiles; ++step) {
-      const std::int64_t kb = (walk == Walk::far_to_near ? step : key_tiles - 1 - step) * tile;
-      if (key_index[kb] > query_index[qb + rows - 1]) continue;  // wholly in the future
-      const std::int64_t count = std::min(tile, key_tokens - kb), key_end = kb + count - 1;
-      // Documents are runs: a tile that is wholly in the past shares one with the rows only if its last key does with
-      // the first.
-      if (key_index[key_end] < query_index[qb] && key_document[key_end] != query_document[qb]) continue;
-      const TileMask mask =
-          mask_tile(query_index + qb, query_document + qb, rows, key_index + kb, key_document + kb, count);
-      if (mask.any) pairs.push_back(TilePair{qb, rows, kb, count, mask});
-    }
-    if (!pairs.empty()) body(qb, pairs);
-  }
+[[gnu::always_inline]] inline void for_each_key_tile(const KeyChunk& keys, std::int64_t tile, Walk walk,
+                                                     const Body& body) {
+  const std::int64_t tiles = (keys.index.dim(0) + tile - 1) / tile;
+  for (std::int64_t step = 0; step < tiles; ++step) body((walk == Walk::far_to_near ? step : tiles - 1 - step) * tile);
 }
 
 }  // namespace capstan::kernels

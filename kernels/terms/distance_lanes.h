@@ -9,8 +9,9 @@
 
 namespace capstan::kernels::cpu {
 
-/// Distances of one tile pair. FIRE reads them as well.
+/// Distances of one tile pair. FIRE reads them as well. Kept between calls.
 struct DistanceLanes {
+  int lane_count = 0;
   bool present = false;                    ///< some term needs distances
   std::vector<std::int64_t> row_position;  ///< [lane]; lanes beyond the rows repeat the last one
   Floats distance;                         ///< [keys][lane]; 0 where a row must not see a key and it would be negative
@@ -21,32 +22,32 @@ struct DistanceLanes {
   float slope = 0;                                   ///< of the head
   const float* table = nullptr;                      ///< [N] of the head
 
-  void resize(const QueryChunk& queries, const SharedTerms& shared, int lane_count) {
+  void begin_call(const QueryChunk& queries, const SharedTerms& shared, int lane_count_in) {
+    lane_count = lane_count_in;
+    last_relative = last_table = -1;
     present = queries.terms.relative || shared.slope || shared.distance_table || shared.fire.in;
     if (!present) return;
-    row_position.resize(lane_count);
-    distance.resize(largest_tile * lane_count);
+    grow(row_position, lane_count);
+    grow(distance, largest_tile * lane_count);
     if (shared.distance_table) last_table = shared.distance_table.dim(1) - 1;
     if (!queries.terms.relative) return;
     last_relative = queries.terms.relative.dim(2) - 1;
-    for (Floats* x : {&relative_t, &drelative_t}) x->resize((last_relative + 2) * lane_count);
+    for (Floats* x : {&relative_t, &drelative_t}) grow(*x, (last_relative + 2) * lane_count);
   }
 
   void begin_head(const QueryChunk& queries, const SharedTerms& shared, std::int64_t begin, std::int64_t rows,
                   std::int64_t head) {
-    const std::int64_t lane_count = std::ssize(row_position);
     for (std::int64_t lane = 0; lane < lane_count; ++lane)
       row_position[lane] = queries.position.as<std::int64_t>()[begin + std::min(lane, rows - 1)];
     if (shared.slope) slope = shared.slope.as<float>()[head];
     if (shared.distance_table) table = shared.distance_table.as<float>() + head * (last_table + 1);
     if (last_relative < 0) return;
-    gather_table(relative_t, queries.terms.relative, begin, rows, head, int(lane_count));
-    std::fill(drelative_t.begin(), drelative_t.end(), 0.0f);
+    gather_table(relative_t, queries.terms.relative, begin, rows, head, lane_count);
+    std::fill_n(drelative_t.begin(), (last_relative + 2) * lane_count, 0.0f);
   }
 
   void end_head(const RowTerms& out, std::int64_t begin, std::int64_t rows, std::int64_t head) const {
-    if (out.relative)
-      scatter_rows(out.relative, drelative_t.data(), begin, rows, head, int(std::ssize(row_position)), 1, Into::add);
+    if (out.relative) scatter_rows(out.relative, drelative_t.data(), begin, rows, head, lane_count, 1, Into::add);
   }
 };
 

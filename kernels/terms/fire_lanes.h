@@ -30,33 +30,37 @@ namespace capstan::kernels::cpu {
   return n * 0.693359375f + (r + tail);
 }
 
-/// Scratch for one (query tile, head), and for the tile at hand.
+/// For one (query tile, head), and for the tile at hand. Kept between calls.
 struct FireLanes {
-  terms::Fire<float> fire;           ///< of the head; width 0: absent
+  terms::Fire<float> fire;  ///< of the head; width 0: absent
+  int lane_count = 0;
   float curvature = 0;               ///< |c|
   Floats bottom, reach, beyond;      ///< [lane] B; max(i, |L|); 1 where |L| > i, else 0
   Floats x, dx;                      ///< [keys][lane]
   Floats d_in, d_in_bias, d_out;     ///< [R][lane]
   Floats d_out_bias, d_c, d_length;  ///< [lane]: of out_bias, |c|, |L|
 
-  void resize(const SharedTerms& shared, int lane_count) {
+  void begin_call(const SharedTerms& shared, int lane_count_in) {
+    lane_count = lane_count_in;
+    fire.width = 0;
     if (!shared.fire.in) return;
     fire.width = shared.fire.in.dim(0);
-    for (Floats* y : {&bottom, &reach, &beyond, &d_out_bias, &d_c, &d_length}) y->resize(lane_count);
-    for (Floats* y : {&x, &dx}) y->resize(largest_tile * lane_count);
-    for (Floats* y : {&d_in, &d_in_bias, &d_out}) y->resize(fire.width * lane_count);
+    for (Floats* y : {&bottom, &reach, &beyond, &d_out_bias, &d_c, &d_length}) grow(*y, lane_count);
+    for (Floats* y : {&x, &dx}) grow(*y, largest_tile * lane_count);
+    for (Floats* y : {&d_in, &d_in_bias, &d_out}) grow(*y, fire.width * lane_count);
   }
 
   void begin_head(const SharedTerms& shared, const std::vector<std::int64_t>& row_position, std::int64_t head) {
     fire = terms::Fire<float>(shared.fire, head, fire.width);
     curvature = std::abs(fire.scale[0]);
     const float length = std::abs(fire.scale[1]);
-    for (std::int64_t lane = 0; lane < std::ssize(row_position); ++lane) {
+    for (std::int64_t lane = 0; lane < lane_count; ++lane) {
       bottom[lane] = fire.denominator(row_position[lane]);
       reach[lane] = std::max(float(row_position[lane]), length);
       beyond[lane] = length > float(row_position[lane]) ? 1.0f : 0.0f;
     }
-    for (Floats* y : {&d_in, &d_in_bias, &d_out, &d_out_bias, &d_c, &d_length}) std::fill(y->begin(), y->end(), 0.0f);
+    for (Floats* y : {&d_in, &d_in_bias, &d_out}) std::fill_n(y->begin(), fire.width * lane_count, 0.0f);
+    for (Floats* y : {&d_out_bias, &d_c, &d_length}) std::fill_n(y->begin(), lane_count, 0.0f);
   }
 };
 
@@ -135,18 +139,33 @@ template <int L, int W>
   fire_scale_backward<L>(f, distance, keys);
 }
 
-/// What the head's lanes hold goes to the gradients, each of which may be absent.
-template <int L> void add_fire_gradients(const FireLanes& f, const FireTerm& out_views, std::int64_t head) {
-  const terms::Fire<float> out(out_views, head, f.fire.width);
-  for (std::int64_t r = 0; r < f.fire.width; ++r) {
-    if (out.in) out.in[r] += sum_of_lanes<L>(&f.d_in[r * L]);
-    if (out.in_bias) out.in_bias[r] += sum_of_lanes<L>(&f.d_in_bias[r * L]);
+/// Gradients of `in`, `in_bias` and `scale`, which all heads share: what one kv head's rows give, [R], [R] and [2] in a row.
+inline std::int64_t shared_entries(const FireTerm& fire) { return fire.in ? 2 * fire.in.dim(0) + 2 : 0; }
+
+/// What the head's lanes hold goes to its own gradients, each of which may be absent, and to `shared`.
+template <int L>
+void add_fire_gradients(const FireLanes& f, const FireTerm& out_views, std::int64_t head, float* shared) {
+  const std::int64_t width = f.fire.width;
+  const terms::Fire<float> out(out_views, head, width);
+  for (std::int64_t r = 0; r < width; ++r) {
+    shared[r] += sum_of_lanes<L>(&f.d_in[r * L]);
+    shared[width + r] += sum_of_lanes<L>(&f.d_in_bias[r * L]);
     if (out.out) out.out[r] += sum_of_lanes<L>(&f.d_out[r * L]);
   }
   if (out.out_bias) *out.out_bias += sum_of_lanes<L>(f.d_out_bias.data());
-  if (!out.scale) return;
-  out.scale[0] += terms::sign(f.fire.scale[0]) * sum_of_lanes<L>(f.d_c.data());
-  out.scale[1] += terms::sign(f.fire.scale[1]) * sum_of_lanes<L>(f.d_length.data());
+  shared[2 * width] += terms::sign(f.fire.scale[0]) * sum_of_lanes<L>(f.d_c.data());
+  shared[2 * width + 1] += terms::sign(f.fire.scale[1]) * sum_of_lanes<L>(f.d_length.data());
+}
+
+/// One kv head's `shared` joins the gradients.
+inline void add_shared_fire_gradients(const FireTerm& out_views, const float* shared, std::int64_t width) {
+  const terms::Fire<float> out(out_views, 0, width);
+  const auto add = [](float* target, const float* sum, std::int64_t entries) {
+    for (std::int64_t r = 0; target && r < entries; ++r) target[r] += sum[r];
+  };
+  add(out.in, shared, width);
+  add(out.in_bias, shared + width, width);
+  add(out.scale, shared + 2 * width, 2);
 }
 
 }  // namespace capstan::kernels::cpu

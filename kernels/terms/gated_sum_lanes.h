@@ -11,14 +11,14 @@
 
 namespace capstan::kernels::cpu {
 
-/// One gated sum of a call, with scratch for one (query tile, head) and for the tile at hand.
+/// One gated sum for one (query tile, head), and for the tile at hand. Kept between calls: see grow().
 struct GatedLanes {
-  int which;
+  int which = 0, lane_count = 0;
   GateRule rule;
-  const QueryChunk& queries;
-  const KeyChunk& keys;
-  std::int64_t last, depth_p;
-  bool separate;                                 ///< gates have scores of their own, else those of q and k
+  const QueryChunk* queries = nullptr;
+  const KeyChunk* keys = nullptr;
+  std::int64_t last = 0, depth_p = 0;
+  bool separate = false;                         ///< gates have scores of their own, else those of q and k
   Floats table_t, dtable_t;                      ///< [P + 2][lane]
   Floats gate_grad;                              ///< [lane]
   std::vector<std::int64_t> carry;               ///< [lane]
@@ -31,38 +31,44 @@ struct GatedLanes {
   /// [lane]: the tile's gate sum and what rounding took from it; position in a flat tile
   alignas(64) std::array<float, largest_tile> total{}, total_low{}, flat_place{};
 
-  GatedLanes(int which_in, const GateRule& rule_in, const QueryChunk& queries_in, const KeyChunk& keys_in,
-             int lane_count)
-      : which(which_in), rule(rule_in), queries(queries_in), keys(keys_in), last(queries.terms.table[which].dim(2) - 1),
-        depth_p(padded(queries.q.dim(2))), separate(queries.terms.gate_q[which] || keys.terms.gate_k[which]) {
-    for (Floats* x : {&table_t, &dtable_t}) x->resize((last + 2) * lane_count);
-    gate_grad.resize(lane_count);
-    carry.resize(lane_count);
-    for (Floats* x : {&open, &place, &slope}) x->resize(largest_tile * lane_count);
+  void begin_call(int which_in, const GateRule& rule_in, const QueryChunk& queries_in, const KeyChunk& keys_in,
+                  int lane_count_in) {
+    which = which_in;
+    lane_count = lane_count_in;
+    rule = rule_in;
+    queries = &queries_in;
+    keys = &keys_in;
+    last = queries->terms.table[which].dim(2) - 1;
+    depth_p = padded(queries->q.dim(2));
+    separate = queries->terms.gate_q[which] || keys->terms.gate_k[which];
+    for (Floats* x : {&table_t, &dtable_t}) grow(*x, (last + 2) * lane_count);
+    grow(gate_grad, lane_count);
+    grow(carry, lane_count);
+    for (Floats* x : {&open, &place, &slope}) grow(*x, largest_tile * lane_count);
     if (!separate) return;
-    for (Floats* x : {&q_t, &q_rows, &dq_t}) x->resize(depth_p * lane_count);
-    for (Floats* x : {&k_tile, &key_sum}) x->resize(largest_tile * depth_p);
-    u.resize(largest_tile * lane_count);
+    for (Floats* x : {&q_t, &q_rows, &dq_t}) grow(*x, depth_p * lane_count);
+    for (Floats* x : {&k_tile, &key_sum}) grow(*x, largest_tile * row_stride(depth_p));
+    grow(u, largest_tile * lane_count);
   }
 
-  const View& gate_q() const { return queries.terms.gate_q[which] ? queries.terms.gate_q[which] : queries.q; }
-  const View& gate_k() const { return keys.terms.gate_k[which] ? keys.terms.gate_k[which] : keys.k; }
+  const View& gate_q() const { return queries->terms.gate_q[which] ? queries->terms.gate_q[which] : queries->q; }
+  const View& gate_k() const { return keys->terms.gate_k[which] ? keys->terms.gate_k[which] : keys->k; }
   std::int64_t fixed_total(std::int64_t lane) const {
     return terms::fixed_sum(terms::GateSum<float>{total[std::size_t(lane)], total_low[std::size_t(lane)]});
   }
   bool evaluated() const { return path.summed || !path.flat; }  ///< some gate was computed
 
   /// Everything of a query tile and head but the carried state.
-  void begin_head(std::int64_t begin, std::int64_t rows, std::int64_t head, int lane_count, float scale) {
-    gather_table(table_t, queries.terms.table[which], begin, rows, head, lane_count);
-    std::fill(dtable_t.begin(), dtable_t.end(), 0.0f);
+  void begin_head(std::int64_t begin, std::int64_t rows, std::int64_t head, float scale) {
+    gather_table(table_t, queries->terms.table[which], begin, rows, head, lane_count);
+    std::fill_n(dtable_t.begin(), (last + 2) * lane_count, 0.0f);
     if (!separate) return;
     gather_rows(q_t.data(), q_rows.data(), gate_q(), begin, rows, head, depth_p, lane_count, scale);
-    std::fill(dq_t.begin(), dq_t.end(), 0.0f);
+    std::fill_n(dq_t.begin(), depth_p * lane_count, 0.0f);
   }
 
   void find_gates(const TilePair& tile) {
-    terms::find_gates(gates, rule, tile, queries.index.as<std::int64_t>(), keys.index.as<std::int64_t>());
+    terms::find_gates(gates, rule, tile, queries->index.as<std::int64_t>(), keys->index.as<std::int64_t>());
   }
   bool saturated(const TilePair& tile) const {
     for (std::int64_t lane = 0; lane < tile.rows; ++lane)
@@ -71,17 +77,16 @@ struct GatedLanes {
   }
 
   /// Rows of gate_k for the tile's keys that may have a gate.
-  void load_gate_keys(const TilePair& tile, std::int64_t head) {
-    const std::int64_t groups = keys.k.dim(1), depth = keys.k.dim(2), group = head / (queries.q.dim(1) / groups);
+  [[gnu::always_inline]] void load_gate_keys(const TilePair& tile, std::int64_t head) {
+    const std::int64_t groups = keys->k.dim(1), depth = keys->k.dim(2), group = head / (queries->q.dim(1) / groups);
     gate_key.clear();
     gate_row.clear();
     for (std::int64_t j = 0; j < tile.keys; ++j) {
       if (!(gates.keys >> j & 1)) continue;
       const std::int64_t key = tile.key_begin + j;
       gate_row.push_back(rule.gates == Gates::block_ends ? key / rule.block : key);  // chunks begin with a block
-      std::memcpy(&k_tile[std::ssize(gate_key) * depth_p],
-                  gate_k().as<float>() + (gate_row.back() * groups + group) * depth,
-                  std::size_t(depth) * sizeof(float));
+      load_row(&k_tile[std::ssize(gate_key) * row_stride(depth_p)], gate_k(),
+               (gate_row.back() * groups + group) * depth, depth, depth_p);
       gate_key.push_back(j);
     }
   }
@@ -93,8 +98,8 @@ template <int L, int W>
                                                        std::int64_t head) {
   if (!g.separate) return scores;
   g.load_gate_keys(tile, head);
-  lanes_product<L, W>(g.u.data(), g.k_tile.data(), g.depth_p, 1, g.q_t.data(), std::ssize(g.gate_key), g.depth_p,
-                      false);
+  lanes_product<L, W>(g.u.data(), g.k_tile.data(), row_stride(g.depth_p), 1, g.q_t.data(), std::ssize(g.gate_key),
+                      g.depth_p, Product::Into::overwrite);
   return g.u.data();
 }
 
@@ -210,7 +215,9 @@ template <int L, int W>
 template <int L, int W> [[gnu::always_inline]] inline void gate_scores_backward(GatedLanes& g, const float* d_u) {
   const std::int64_t count = std::ssize(g.gate_key);
   for (std::int64_t n = 0; n < count; ++n) std::copy_n(d_u + g.gate_key[n] * L, L, &g.u[n * L]);
-  lanes_product<L, W>(g.dq_t.data(), g.k_tile.data(), 1, g.depth_p, g.u.data(), g.depth_p, count, true);
+  lanes_product<L, W>(g.dq_t.data(), g.k_tile.data(), 1, row_stride(g.depth_p), g.u.data(), g.depth_p, count,
+                      Product::Into::add);
+  std::fill_n(g.key_sum.data(), (count + 7) / 8 * 8 * g.depth_p, 0.0f);
   keys_product<L, W>(g.key_sum.data(), g.u.data(), g.q_rows.data(), count, g.depth_p);
 }
 

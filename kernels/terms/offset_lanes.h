@@ -10,39 +10,41 @@
 
 namespace capstan::kernels::cpu {
 
-/// Scratch for one (query tile, head), and for the tile at hand.
+/// For one (query tile, head), and for the tile at hand. Kept between calls.
 struct OffsetLanes {
   bool present = false;
+  int lane_count = 0;
   std::int64_t last = -1;           ///< P; -1: no table
   std::vector<std::int64_t> row;    ///< [lane]
   Floats d_row;                     ///< [lane]
   Floats table_t, dtable_t;         ///< [P + 2][lane]
   Floats place, slope, start_zero;  ///< with a table: [keys][lane], [lane]
 
-  void resize(const QueryChunk& queries, int lane_count) {
+  void begin_call(const QueryChunk& queries, int lane_count_in) {
     present = bool(queries.terms.offset);
+    last = -1;
+    lane_count = lane_count_in;
     if (!present) return;
-    row.resize(lane_count);
-    d_row.resize(lane_count);
+    grow(row, lane_count);
+    grow(d_row, lane_count);
     if (!queries.terms.offset_table) return;
     last = queries.terms.offset_table.dim(2) - 1;
-    for (Floats* x : {&table_t, &dtable_t}) x->resize((last + 2) * lane_count);
-    for (Floats* x : {&place, &slope}) x->resize(largest_tile * lane_count);
-    start_zero.resize(lane_count);
+    for (Floats* x : {&table_t, &dtable_t}) grow(*x, (last + 2) * lane_count);
+    for (Floats* x : {&place, &slope}) grow(*x, largest_tile * lane_count);
+    grow(start_zero, lane_count);
   }
 
   void begin_head(const QueryChunk& queries, std::int64_t begin, std::int64_t rows, std::int64_t head) {
-    const std::int64_t lane_count = std::ssize(row), heads = queries.q.dim(1);
+    const std::int64_t heads = queries.q.dim(1);
     for (std::int64_t lane = 0; lane < lane_count; ++lane)
       row[lane] = lane < rows ? queries.terms.offset.as<std::int64_t>()[(begin + lane) * heads + head] : 0;
-    std::fill(d_row.begin(), d_row.end(), 0.0f);
+    std::fill_n(d_row.begin(), lane_count, 0.0f);
     if (last < 0) return;
-    gather_table(table_t, queries.terms.offset_table, begin, rows, head, int(lane_count));
-    std::fill(dtable_t.begin(), dtable_t.end(), 0.0f);
+    gather_table(table_t, queries.terms.offset_table, begin, rows, head, lane_count);
+    std::fill_n(dtable_t.begin(), (last + 2) * lane_count, 0.0f);
   }
 
   void end_head(const RowTerms& out, std::int64_t begin, std::int64_t rows, std::int64_t head) const {
-    const int lane_count = int(std::ssize(row));
     if (const View& d_offset = out.offset)
       for (std::int64_t lane = 0; lane < rows; ++lane)
         d_offset.as<float>()[(begin + lane) * d_offset.dim(1) + head] += d_row[lane];

@@ -37,21 +37,24 @@ std::array<View, gated_sums> views_of(const std::array<Tensor, gated_sums>& tens
 
 TileInputs::TileInputs(const AttentionProblem& problem, DType type, Device device, bool values_are_gates)
     : gates_(problem.gates), values_are_gates_(values_are_gates) {
-  const auto cast = [&](const Tensor& x) { return x ? converted(x, type, device) : Tensor(); };
+  const auto narrow = [&](const Tensor& x) { return x ? converted(x, type, device) : Tensor(); };
+  const auto cast = [&](const Tensor& x) { return x ? converted(x, kernels::wide(type), device) : Tensor(); };
   const std::int64_t tokens = problem.q.shape()[0];
-  q_ = cast(problem.q);
-  k_ = cast(problem.k);
-  v_ = cast(problem.v);
+  q_ = narrow(problem.q);
+  k_ = narrow(problem.k);
+  v_ = narrow(problem.v);
   z_ = cast(problem.z);
   table_ = cast(problem.table);
-  d_o_ = cast(problem.d_o);
+  d_o_ = narrow(problem.d_o);
   terms_ = problem.terms.map(cast);
+  terms_.gate_q[0] = narrow(problem.terms.gate_q[0]);
+  terms_.gate_k[0] = narrow(problem.terms.gate_k[0]);
   index_ = index_rows(0, tokens, device);
   document_ = document_rows(problem.document, 0, tokens, device);
   position_ = document_rows(problem.position, 0, tokens, device);
   if (!problem.terms.row_offset) return;
-  row_offset_ = fixed_point(problem.terms.row_offset, type, device);
-  key_offset_ = fixed_point(problem.terms.key_offset, type, device);
+  row_offset_ = fixed_point(problem.terms.row_offset, kernels::wide(type), device);
+  key_offset_ = fixed_point(problem.terms.key_offset, kernels::wide(type), device);
 }
 
 View TileInputs::gate_keys(int which) const { return values_are_gates_ && which == 0 ? v_ : terms_.gate_k[which]; }
@@ -119,23 +122,25 @@ std::array<Tensor, gated_sums> TileInputs::per_sum(Shape shape, DType type) cons
 
 TileRun TileInputs::empty_run(std::int64_t begin, std::int64_t end, std::int64_t tile) const {
   const std::int64_t rows = end - begin, heads = q_.shape()[1];
-  const DType type = q_.view().type();
+  const DType type = kernels::wide(q_.view().type());
+  const auto zeros = [=](const View& x) { return Tensor(x.shape(), type, x.device()); };
   TileRun run;
   run.o = Tensor({rows, heads, d_o_.shape()[2]}, type, q_.view().device());
   run.lse = Tensor({rows, heads}, type, q_.view().device());
   run.carry = per_sum({rows, heads}, DType::i64);
   run.carry_left = per_sum({rows, heads}, DType::i64);
+  run.gate_grad = per_sum({rows, heads}, type);
   run.horizon = per_sum({(rows + tile - 1) / tile, heads}, DType::i64);
-  const auto rows_like = [&](const Tensor& x) { return x ? zeros_like(part(x, begin, end)) : Tensor(); };
+  const auto rows_like = [&](const Tensor& x) { return x ? zeros(part(x, begin, end)) : Tensor(); };
   run.dq = rows_like(q_);
-  run.dk = zeros_like(k_);
-  run.dv = zeros_like(v_);
+  run.dk = zeros(k_);
+  run.dv = zeros(v_);
   if (z_) run.dz = zeros_like(z_);
   run.dtable = rows_like(table_);
-  run.d_terms = terms_.map([](const Tensor& x) { return zeros_like(x); });
+  run.d_terms = terms_.map([&](const Tensor& x) { return zeros(x); });
   TermTensors& d = run.d_terms;
   for (Tensor* x : {&d.table_1, &d.gate_q[0], &d.gate_q[1], &d.row_offset, &d.offset_table, &d.relative})
-    if (*x) *x = zeros_like(part(*x, begin, end));
+    if (*x) *x = zeros(part(*x, begin, end));
   d.slope = Tensor();
   return run;
 }
@@ -168,9 +173,9 @@ TileRun run_tiles(const AttentionProblem& problem, DType type, Device device, co
 
   const View d_rows = part(inputs.d_o(), begin, end);
   const kernels::AttentionSaved saved{run.lse, delta, views_of(run.carry), views_of(run.horizon)};
-  const auto gate_grad = inputs.per_sum({end - begin, run.lse.shape()[1]}, type);
-  const kernels::AttentionBackwardState back{views_of(run.carry_left), views_of(gate_grad)};
-  kernels::attention_delta(delta, d_rows, run.o);
+  const kernels::AttentionBackwardState back{views_of(run.carry_left), views_of(run.gate_grad)};
+  // Of o before it is rounded to bf16, so that all that follows is f32 arithmetic on given numbers.
+  kernels::attention_delta(delta, converted(d_rows, kernels::wide(type), device), run.o);
   kernels::attention_backward_begin(back, saved);
   for (std::size_t c = 0; c + 1 < edges.size(); ++c)
     attention_backward(inputs.gradients(run, edges[c], edges[c + 1], cuts.frozen), back, queries,

@@ -16,7 +16,7 @@ struct TileRun {
   std::array<kernels::Tensor, kernels::gated_sums> carry, horizon;
   kernels::Tensor dq, dk, dv, dz, dtable;
   TermTensors d_terms;
-  std::array<kernels::Tensor, kernels::gated_sums> carry_left;  ///< what backward's carry ends with
+  std::array<kernels::Tensor, kernels::gated_sums> carry_left, gate_grad;  ///< what backward's state ends with
   kernels::AttentionStats stats;
 };
 
@@ -28,7 +28,8 @@ struct TileCuts {
   bool values_are_gates = false;  ///< gate_k of sum 0 is v itself, and its gradient dv
 };
 
-/// What kernels take of a problem, in a type and on a device, with the memory that it needs.
+/// What kernels take of a problem, in a type and on a device, with the memory that it needs. In bf16, gate_q and gate_k of sum 0
+/// are bf16, too, those of sum 1 f32, and all that is wide is f32.
 class TileInputs {
  public:
   TileInputs(const AttentionProblem& problem, kernels::DType type, kernels::Device device,

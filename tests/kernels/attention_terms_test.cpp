@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "tests/kernels/attention_runs.h"
+#include "tests/kernels/attention_shapes.h"
 #include "tests/support/tensors.h"
 
 namespace capstan::tests {
@@ -28,88 +29,9 @@ struct Kernel {
 };
 constexpr Kernel all_kernels[] = {{DType::f64, Device::ref}, {DType::f32, Device::ref}, {DType::f32, Device::cpu}};
 
-struct NamedShape {
-  const char* name;
-  AttentionShape shape;
-};
-
 GateRule tokens(double floor, std::int64_t block, std::int64_t window) { return {Gates::tokens, floor, block, window}; }
 GateRule block_ends(double floor, std::int64_t block, std::int64_t window) {
   return {Gates::block_ends, floor, block, window};
-}
-
-std::vector<NamedShape> all_shapes() {
-  const std::int64_t T = 130;
-  return {
-      {"relative", {.tokens = T, .heads = 2, .relative = 20}},
-      {"relative, R = 0", {.tokens = T, .heads = 2, .npos = 9, .relative = 1}},
-      {"slopes", {.tokens = T, .heads = 2, .slope = true}},
-      {"distance table", {.tokens = T, .heads = 2, .distances = 40}},
-      {"slopes and distance table", {.tokens = T, .heads = 2, .distances = 90, .slope = true}},
-      {"FIRE", {.tokens = T, .heads = 2, .fire = 8}},
-      {"far positions", {.tokens = T, .heads = 2, .relative = 9, .distances = 5, .fire = 8, .far_positions = true}},
-      {"forgetting", {.tokens = T, .heads = 2, .offset = true}},
-      {"block offsets", {.tokens = T, .heads = 2, .offset = true, .offset_npos = 6}},
-      {"offset table, P = 0", {.tokens = T, .heads = 2, .npos = 5, .offset = true, .offset_npos = 1}},
-      {"H-C", {.tokens = T, .heads = 2, .npos = 7, .gates = {tokens(0, 16, 1)}, .offset = true, .offset_npos = 9}},
-      {"floor", {.tokens = T, .heads = 2, .npos = 12, .gates = {tokens(0.1, 0, 0)}}},
-      {"window 1 of blocks of 1", {.tokens = T, .heads = 2, .npos = 7, .gates = {tokens(0, 1, 1)}}},
-      {"window 2 of blocks of 4", {.tokens = T, .heads = 2, .npos = 4, .gates = {tokens(0, 4, 2)}}},
-      {"window 3 of blocks of 16, floor", {.tokens = T, .heads = 2, .npos = 17, .gates = {tokens(0.3, 16, 3)}}},
-      {"ends of blocks of 1", {.tokens = T, .heads = 2, .npos = 9, .gates = {block_ends(0, 1, 1)}}},
-      {"ends of blocks of 16", {.tokens = T, .heads = 2, .npos = 40, .gates = {block_ends(0.2, 16, 1)}}},
-      {"H-B 16", {.tokens = T, .heads = 2, .npos = 30, .gates = {tokens(0, 16, 1), block_ends(0, 16, 1)}, .npos_1 = 3}},
-      {"H-B 4", {.tokens = T, .heads = 2, .npos = 5, .gates = {tokens(0, 4, 2), block_ends(0.1, 4, 2)}, .npos_1 = 30}},
-      {"H-B 1", {.tokens = T, .heads = 2, .npos = 5, .gates = {tokens(0, 1, 3), block_ends(0, 1, 3)}, .npos_1 = 8}},
-      {"H-B 64",
-       {.tokens = T,
-        .heads = 2,
-        .npos = 40,
-        .gates = {tokens(0, 64, 2), block_ends(0, 64, 2)},
-        .npos_1 = 2,
-        .gate_q = {false, true}}},
-      {"two sums of the same gates",
-       {.tokens = T, .heads = 2, .npos = 6, .gates = {tokens(0, 0, 0), tokens(0.5, 16, 2)}, .npos_1 = 90}},
-      {"second sum alone", {.tokens = T, .heads = 2, .gates = {GateRule{}, tokens(0, 0, 0)}, .npos_1 = 14}},
-      {"separate gate keys", {.tokens = T, .heads = 2, .npos = 20, .gate_k = {true, false}}},
-      {"separate gate queries", {.tokens = T, .heads = 2, .npos = 20, .gate_q = {true, false}}},
-      {"separate gates",
-       {.tokens = T,
-        .heads = 2,
-        .npos = 60,
-        .gates = {tokens(0, 0, 0), tokens(0, 4, 3)},
-        .npos_1 = 5,
-        .gate_q = {true, true},
-        .gate_k = {true, true}}},
-      {"cope+relative", {.tokens = T, .heads = 2, .npos = 20, .relative = 16}},
-      {"dropout", {.tokens = T, .heads = 2, .npos = 20, .dropout = 0.25}},
-      {"all without order",
-       {.tokens = T,
-        .heads = 2,
-        .z = true,
-        .offset = true,
-        .relative = 20,
-        .distances = 40,
-        .fire = 4,
-        .slope = true,
-        .dropout = 0.1}},
-      {"everything",
-       {.tokens = T,
-        .heads = 2,
-        .z = true,
-        .npos = 30,
-        .gates = {tokens(0.1, 16, 2), block_ends(0, 16, 2)},
-        .npos_1 = 5,
-        .gate_q = {true, false},
-        .gate_k = {false, true},
-        .offset = true,
-        .offset_npos = 7,
-        .relative = 20,
-        .distances = 40,
-        .fire = 4,
-        .slope = true,
-        .dropout = 0.1}},
-  };
 }
 
 /// None of an absent tensor.
@@ -166,7 +88,7 @@ AttentionProblem problem_for(AttentionShape shape, bool packed, std::uint64_t se
 }
 
 TEST(AttentionTerms, RefEqualsOracle) {
-  for (const NamedShape& named : all_shapes())
+  for (const NamedShape& named : all_term_shapes())
     for (bool packed : {false, true}) {
       const AttentionProblem problem = problem_for(named.shape, packed, 11);
       const DenseOutputs outputs = dense_attention(problem.inputs());
@@ -183,7 +105,7 @@ TEST(AttentionTerms, RefEqualsOracle) {
 }
 
 TEST(AttentionTerms, FlatTilesAndKeyPiecesGiveTheSameBits) {
-  for (const NamedShape& named : all_shapes())
+  for (const NamedShape& named : all_term_shapes())
     for (const Kernel& kernel : {all_kernels[0], all_kernels[2]})  // f32 on ref is the same template
       for (std::int64_t tile : {4, 16, 64}) {
         SCOPED_TRACE(fmt::format("{} {} {} tile {}", named.name, name_of(kernel.device), name_of(kernel.type), tile));
@@ -205,7 +127,7 @@ TEST(AttentionTerms, FlatTilesAndKeyPiecesGiveTheSameBits) {
 }
 
 TEST(AttentionTerms, GradientsOfKeyPiecesAreClose) {
-  for (const NamedShape& named : all_shapes())
+  for (const NamedShape& named : all_term_shapes())
     for (const Kernel& kernel : all_kernels) {
       SCOPED_TRACE(fmt::format("{} {} {}", named.name, name_of(kernel.device), name_of(kernel.type)));
       const AttentionProblem problem = problem_for(named.shape, true, 13);
@@ -227,7 +149,7 @@ TEST(AttentionTerms, GradientsOfKeyPiecesAreClose) {
 }
 
 TEST(AttentionTerms, RowsDoNotDependOnOtherRows) {
-  for (const NamedShape& named : all_shapes())
+  for (const NamedShape& named : all_term_shapes())
     for (const Kernel& kernel : all_kernels) {
       const AttentionProblem problem = random_attention(named.shape, 14);
       const AttentionSettings settings = settings_for(problem, 64);
@@ -245,7 +167,7 @@ TEST(AttentionTerms, RowsDoNotDependOnOtherRows) {
 }
 
 TEST(AttentionTerms, FrozenTermsChangeNothingElse) {
-  for (const NamedShape& named : all_shapes())
+  for (const NamedShape& named : all_term_shapes())
     for (const Kernel& kernel : all_kernels) {
       SCOPED_TRACE(fmt::format("{} {} {}", named.name, name_of(kernel.device), name_of(kernel.type)));
       const AttentionProblem problem = random_attention(named.shape, 15);

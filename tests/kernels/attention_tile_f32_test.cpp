@@ -7,6 +7,7 @@
 #include <cmath>
 #include <map>
 
+#include "kernels/isa.h"
 #include "tests/kernels/attention_runs.h"
 #include "tests/support/tensors.h"
 
@@ -16,8 +17,10 @@ namespace {
 using kernels::AttentionSettings;
 using kernels::Device;
 using kernels::DType;
+using kernels::ForcedIsa;
 using kernels::GateRule;
 using kernels::Gates;
+using kernels::Isa;
 using kernels::KeyChunk;
 using kernels::QueryChunk;
 using kernels::Tensor;
@@ -34,6 +37,14 @@ Tensor gentle_table(const Tensor& table) {
       gentle.as<double>()[at + n] =
           float(table.as<double>()[at] + 0.2 * table.as<double>()[at + 1] * double(n) / double(npos));
   return gentle;
+}
+
+/// Those of this machine.
+std::vector<Isa> instruction_sets() {
+  std::vector<Isa> sets;
+  for (Isa isa : {Isa::avx512, Isa::avx2, Isa::portable})
+    if (isa >= kernels::best_isa()) sets.push_back(isa);
+  return sets;
 }
 
 struct Comparison {
@@ -73,11 +84,15 @@ void compare_with_naive(const AttentionShape& shape) {
       SCOPED_TRACE(fmt::format("T {} H {} G {} D {} z {} npos {} documents {} gentle {} tile {}", shape.tokens,
                                shape.heads, shape.groups, shape.depth, shape.z, shape.npos, shape.documents.size(),
                                gentle, tile));
-      const TileRun run = run_tiles(problem, DType::f32, Device::cpu, settings_for(problem, tile));
-      comparison.for_each(run, gentle || !gated,
-                          [](const char* name, const Tensor& got, const Tensor& naive, const Tensor& expected) {
-                            EXPECT_LE(relative_error(got, expected), f32_bound(naive, expected)) << name;
-                          });
+      for (Isa isa : instruction_sets()) {
+        const ForcedIsa forced(isa);
+        const TileRun run = run_tiles(problem, DType::f32, Device::cpu, settings_for(problem, tile));
+        comparison.for_each(run, gentle || !gated,
+                            [&](const char* name, const Tensor& got, const Tensor& naive, const Tensor& expected) {
+                              EXPECT_LE(relative_error(got, expected), f32_bound(naive, expected))
+                                  << name << " " << name_of(isa);
+                            });
+      }
     }
   }
 }
