@@ -17,7 +17,7 @@ Optimizer::Optimizer(const OptimizerConfig& config, Parameters& parameters, para
       piece_(parameters.trainable_values().elements() / world.size()) {
   const View& values = parameters.trainable_values();
   const kernels::MemoryPurpose purpose("optimizer");
-  gradient_ = Tensor({piece_}, values.type(), values.device());
+  if (world.size() > 1) reduced_ = Tensor({piece_}, values.type(), values.device());
   if (config.kind != "adamw") return;
   m_ = Tensor({shard_.end - shard_.begin}, values.type(), values.device());
   v_ = Tensor({shard_.end - shard_.begin}, values.type(), values.device());
@@ -25,18 +25,19 @@ Optimizer::Optimizer(const OptimizerConfig& config, Parameters& parameters, para
 
 double Optimizer::step(double learning_rate, std::int64_t counted) {
   CAPSTAN_CHECK(counted > 0, "N = {}", counted);
-  world_.reduce_scatter(parameters_.gradients(), gradient_);
-  parameters_.gradients().fill_zero();
-  kernels::scale(gradient_, 1.0 / double(counted));
-  const double norm = std::sqrt(world_.all_reduce(kernels::sum_of_squares(gradient_)));
+  const View gradient = reduced_ ? reduced_.view() : parameters_.gradients();  // one rank: its gradients are the sums
+  if (reduced_) world_.reduce_scatter(parameters_.gradients(), gradient);
+  kernels::scale(gradient, 1.0 / double(counted));
+  const double norm = std::sqrt(world_.all_reduce(kernels::sum_of_squares(gradient)));
   if (!std::isfinite(norm))
     fail(ExitCode::internal,
          "the gradient norm of update {} is {}: nothing was updated; lower optimizer.lr or look at the data of this "
          "step",
          updates_ + 1, norm);
-  if (config_.clip > 0 && norm > config_.clip) kernels::scale(gradient_, config_.clip / norm);
+  if (config_.clip > 0 && norm > config_.clip) kernels::scale(gradient, config_.clip / norm);
   ++updates_;
-  update_shard(learning_rate, gradient_);
+  update_shard(learning_rate, gradient);
+  parameters_.gradients().fill_zero();
   gather_values();
   return norm;
 }

@@ -18,7 +18,7 @@ class Optimizer {
   /// Makes the parameters, which are f32, narrow, and keeps the f32 values of this rank's shard.
   void narrow_parameters();
 
-  /// Gradient norm of the mean loss, before clipping. Consumes the gradients (sets them to zero). counted = N of the whole step.
+  /// Gradient norm of the mean loss, before clipping. Consumes the gradients (they are zero afterwards). counted = N of the whole step.
   /// Error (internal): norm not finite; then nothing was updated.
   double step(double learning_rate, std::int64_t counted);
 
@@ -43,7 +43,8 @@ class Optimizer {
   std::int64_t piece_;  // elements per rank, with padding
   std::int64_t updates_ = 0;
   Tensor masters_;  // of a narrow model
-  Tensor m_, v_, gradient_;
+  Tensor m_, v_;
+  Tensor reduced_;  // [piece] of the gradients; one rank has none
 };
 
 /// Learning rate of step (0-based) as a fraction of optimizer.lr. Warm-up rises linearly: (step + 1) / warmup.

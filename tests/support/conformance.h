@@ -43,8 +43,10 @@ std::vector<Cell> covering_cells();
 
 /// What cells are computed in, and how near the oracle, which has the same parameters, the results must be:
 ///   f64   on ref, within 1e-10;
-///   f32   on cpu, twice the error of a plain implementation: the ref kernels in f32 on one rank, without a ring;
+///   f32   on cpu, twice the error of a plain implementation: the ref kernels in f32 on 1, 2 or 3 ranks, the worst of them;
 ///   bf16  on cpu, twice the error of a plain implementation: the oracle's formulas, rounded where bf16 is stored.
+/// A plain implementation may be lucky in a tensor of a dozen numbers: its error in one counts at least as much as its mean
+/// error over all tensors.
 struct Arithmetic {
   kernels::Device device;
   kernels::DType type;
@@ -72,9 +74,10 @@ class Conformance {
 
  private:
   using Results = std::map<std::string, std::vector<double>>;
+  using Bounds = std::map<std::string, double>;
   struct Expected {
     Results exact;
-    std::map<std::string, double> bounds;
+    Bounds bounds;
   };
   TinyShape shape_of(const Cell& cell, const Arithmetic& arithmetic) const;
   std::string key_of(const Cell& cell) const;
@@ -82,7 +85,7 @@ class Conformance {
   std::int64_t tokens_of(const Cell& cell) const { return cell.packed ? packed_tokens_ : plain_tokens_; }
   Results oracle_results(const Cell& cell, bool stored_in_bf16) const;
   Results model_results(parallel::Communicator& comm, const Cell& cell, const Arithmetic& arithmetic) const;
-  double bound_of(const std::string& name, const Results& exact, const Results& naive) const;
+  Bounds bounds_of(const Results& exact, const std::vector<Results>& naive) const;
 
   std::int64_t plain_tokens_, packed_tokens_;
   Arithmetic arithmetic_;
