@@ -70,8 +70,10 @@ struct RowTile {
 
   void begin_call(const Call& call) {
     const int lane_count = call.lane_count;
-    for (Floats* x : {&q_t, &q_rows, &dq_t}) grow(*x, call.depth_p * lane_count);
-    for (Floats* x : {&o_t, &do_t, &do_rows}) grow(*x, call.columns_p * lane_count);
+    for (Floats* x : {&q_t, &dq_t}) grow(*x, call.depth_p * lane_count);
+    for (Floats* x : {&o_t, &do_t}) grow(*x, call.columns_p * lane_count);
+    grow(q_rows, row_stride(call.depth_p) * lane_count);
+    grow(do_rows, row_stride(call.columns_p) * lane_count);
     for (Floats* x : {&m, &l, &delta}) grow(*x, lane_count);
     std::size_t present = 0;
     for (int which = 0; which < gated_sums; ++which)
@@ -115,15 +117,15 @@ struct RowTile {
 struct KeyTile {
   std::int64_t begin = 0, keys = 0;
   Floats k, u;                     ///< [keys][row_stride]: rows of k and of U = [v | z], f32
-  Floats dk, du;                   ///< [keys][depth_p], [keys][columns_p]: sums over the run's query tiles
+  Floats dk, du;                   ///< [keys][row_stride]: sums over the run's query tiles
   Floats logit, d_logit, d_score;  ///< [keys][lane]
   Floats kept;                     ///< [keys][lane] 0 or 1 / (1 - rate)
 
   void begin_call(const Call& call) {
     grow(k, largest_tile * row_stride(call.depth_p));
     grow(u, largest_tile * row_stride(call.columns_p));
-    grow(dk, largest_tile * call.depth_p);
-    grow(du, largest_tile * call.columns_p);
+    grow(dk, largest_tile * row_stride(call.depth_p));
+    grow(du, largest_tile * row_stride(call.columns_p));
     for (Floats* x : {&logit, &d_logit, &d_score}) grow(*x, largest_tile * call.lane_count);
     if (call.settings.dropout.rate > 0) grow(kept, largest_tile * call.lane_count);
   }

@@ -57,8 +57,8 @@ constexpr float masked = -2e30f;
 /// Columns as the micro-kernels want them: 8, or a multiple of 16.
 inline std::int64_t padded(std::int64_t columns) { return columns <= 8 ? 8 : (columns + 15) / 16 * 16; }
 
-/// From one key row to the next: not a multiple of many cache lines, so that a column of a tile fits the first-level
-/// cache, whose places go by address.
+/// From one row to the next where rows lie side by side: not a multiple of many cache lines, so that a column of a tile fits
+/// the first-level cache, whose places go by address.
 inline std::int64_t row_stride(std::int64_t columns_p) { return columns_p + 16; }
 
 /// Scratch that is kept between calls only grows.
@@ -76,11 +76,11 @@ template <int L, int W>
   multiply<W>({a, row_step, depth_step, x, L, rows, L, depth, c, into});
 }
 
-/// c[j][column] += Σ_lane p[j][lane] b[lane][column].
+/// c[j][column] += Σ_lane p[j][lane] b[lane][column]; rows of b and c are row_stride(columns) apart.
 template <int L, int W>
 [[gnu::always_inline]] inline void keys_product(float* c, const float* p, const float* b, std::int64_t keys,
                                                 std::int64_t columns) {
-  const Product product{p, L, 1, b, columns, keys, columns, L, c, Product::Into::add};
+  const Product product{p, L, 1, b, row_stride(columns), keys, columns, L, c, Product::Into::add};
   if (columns == 8) multiply<std::min(W, 8)>(product);  // half a register of 16
   else multiply<W>(product);
 }
@@ -112,7 +112,7 @@ template <class F> [[gnu::always_inline]] inline void with_elements(const View& 
   for (std::int64_t d = columns; d < columns_p; ++d) out[d] = 0;
 }
 
-/// Rows [begin, begin + rows) of x [T, heads, columns], one head, into lanes (and row major if `also` is given), times
+/// Rows [begin, begin + rows) of x [T, heads, columns], one head, into lanes (and row by row if `also` is given), times
 /// factor.
 [[gnu::always_inline]] inline void gather_rows(float* x_t, float* also, const View& x, std::int64_t begin,
                                                std::int64_t rows, std::int64_t head, std::int64_t columns_p,
@@ -125,7 +125,7 @@ template <class F> [[gnu::always_inline]] inline void with_elements(const View& 
           for (std::int64_t d = 0; d < columns_p; ++d) {
             const float value = source && d < columns ? to_float(source[d]) * factor : 0.0f;
             x_t[d * lane_count + lane] = value;
-            if (also) also[lane * columns_p + d] = value;
+            if (also) also[lane * row_stride(columns_p) + d] = value;
           }
         }
       });

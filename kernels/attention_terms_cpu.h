@@ -6,7 +6,7 @@
 
 namespace capstan::kernels::cpu {
 
-/// Rows [keys, padded_columns] of a sum, from column `from` on, added to rows row_of(j) of `target` [T, G, D].
+/// Rows of a sum [keys][row_stride(padded_columns)], from column `from` on, added to rows row_of(j) of `target` [T, G, D].
 template <class RowOf>
 [[gnu::always_inline]] inline void add_to_keys(const Call& call, const View& target, const float* sum,
                                                std::int64_t keys, const RowOf& row_of, std::int64_t head,
@@ -14,7 +14,7 @@ template <class RowOf>
   float* out = target.as<float>();
   for (std::int64_t j = 0; j < keys; ++j) {
     float* row = out + call.key_at(row_of(j), head);
-    for (std::int64_t d = 0; d < call.depth; ++d) row[d] += sum[j * padded_columns + from + d];
+    for (std::int64_t d = 0; d < call.depth; ++d) row[d] += sum[j * row_stride(padded_columns) + from + d];
   }
 }
 
@@ -71,8 +71,8 @@ template <int L, int W>
     if (summed)  // the farthest tile so far
       state.horizon[g.which].as<std::int64_t>()[call.horizon_at(r.begin, r.head)] = call.first_key(pair);
   }
+  add_gated_biases<L, W>(r.sums, t.logit.data(), pair);
   for (GatedLanes& g : r.sums) {
-    add_gated_bias<L, W>(g, t.logit.data(), pair);
     // A saturated tile leaves the carry alone, also on the general path, so that both paths leave the same state.
     for (std::int64_t lane = 0; g.path.summed && lane < r.rows; ++lane) g.carry[lane] += g.fixed_total(lane);
     for (std::int64_t lane = 0; g.which == 0 && g.evaluated() && lane < r.rows; ++lane) {
@@ -95,7 +95,7 @@ template <int L, int W>
     read_gates<L, W>(g, t.logit.data(), pair, r.head);
     for (std::int64_t lane = 0; summed && lane < r.rows; ++lane) g.carry[lane] -= g.fixed_total(lane);
   }
-  for (GatedLanes& g : r.sums) add_gated_bias<L, W>(g, t.logit.data(), pair);
+  add_gated_biases<L, W>(r.sums, t.logit.data(), pair);
 }
 
 /// Adjoint of gates that have scores of their own: d_u → gate_q (in lanes) and gate_k.
@@ -103,7 +103,8 @@ template <int L, int W>
 [[gnu::always_inline]] inline void separate_gates_backward(const Call& call, GatedLanes& g,
                                                            const AttentionGradients& out, KeyTile& t, RowTile& r) {
   float* d_u = t.d_score.data();
-  std::fill_n(d_u, t.keys * L, 0.0f);
+  if (g.path.flat) std::fill_n(d_u + (t.keys - 1) * L, L, 0.0f);
+  else std::fill_n(d_u, t.keys * L, 0.0f);
   positions_backward<L, W>(g, d_u, t.d_logit.data(), r.pair);
   if (!g.evaluated()) return;
   gate_scores_backward<L, W>(g, d_u);
@@ -112,7 +113,7 @@ template <int L, int W>
     add_to_keys(
         call, dk, g.key_sum.data(),
         std::ssize(g.gate_row), [&](std::int64_t j) __attribute__((always_inline)) { return g.gate_row[j]; }, r.head, 0,
-        call.depth_p);
+        g.depth_p);
 }
 
 /// From d_logit in t.d_logit; returns the gradient of the scores s q·k, which gates of q and k join.

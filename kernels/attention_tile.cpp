@@ -117,15 +117,6 @@ void check_chunks(const QueryChunk& queries, const KeyChunk& keys, const Attenti
   check_key_index(queries, keys, settings);
 }
 
-/// o [T, H, E] and two of [T, H], all wide.
-void check_rows(const QueryChunk& queries, const KeyChunk& keys, const View& o, const View& m, const View& l) {
-  const Shape& q = queries.q.shape();
-  const Operands operands("attention state", queries.q);
-  operands.check_wide("o", o, {q[0], q[1], keys.z ? 2 * q[2] : q[2]});
-  operands.check_wide("m or lse", m, {q[0], q[1]});
-  operands.check_wide("l or delta", l, {q[0], q[1]});
-}
-
 /// What a gated sum leaves: carry [T, H] and horizon [query tiles, H].
 void check_carried(const View& carry, const View& horizon, const QueryChunk& queries, const AttentionSettings& settings,
                    int which) {
@@ -191,7 +182,11 @@ void attention_begin(const AttentionState& state) {
 void attention_forward(const AttentionState& state, const QueryChunk& queries, const KeyChunk& keys,
                        const AttentionSettings& settings, AttentionStats* stats) {
   check_chunks(queries, keys, settings);
-  check_rows(queries, keys, state.o, state.m, state.l);
+  const std::int64_t rows = queries.q.dim(0), heads = queries.q.dim(1), depth = queries.q.dim(2);
+  const Operands operands("attention forward", queries.q);
+  operands.check_wide("o", state.o, {rows, heads, keys.z ? 2 * depth : depth});
+  operands.check_wide("m", state.m, {rows, heads});
+  operands.check_wide("l", state.l, {rows, heads});
   for (int which = 0; which < gated_sums; ++which)
     check_carried(state.carry[which], state.horizon[which], queries, settings, which);
   AttentionStats unused;
@@ -263,6 +258,11 @@ void attention_backward(const AttentionGradients& out, const AttentionBackwardSt
                         const AttentionSettings& settings) {
   check_chunks(queries, keys, settings);
   check_gradients(out, queries, keys, settings.shared);
+  const std::int64_t rows = queries.q.dim(0), heads = queries.q.dim(1), depth = queries.q.dim(2);
+  const Operands operands("attention backward", queries.q);
+  operands.check("d_o", d_o, {rows, heads, keys.z ? 2 * depth : depth});
+  operands.check_wide("lse", saved.lse, {rows, heads});
+  operands.check_wide("delta", saved.delta, {rows, heads});
   for (int which = 0; which < gated_sums; ++which)
     check_carried(state.carry[which], saved.horizon[which], queries, settings, which);
   pick(queries.q, ref::attention_backward, cpu::attention_backward)(out, state, queries, keys, d_o, saved, settings);

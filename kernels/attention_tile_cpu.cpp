@@ -125,8 +125,8 @@ template <class Products>
 
 /// Sums of a key tile over the run.
 [[gnu::always_inline]] inline void clear_key_sums(const Call& call, KeyTile& t) {
-  std::fill_n(t.dk.data(), largest_tile * call.depth_p, 0.0f);
-  std::fill_n(t.du.data(), largest_tile * call.columns_p, 0.0f);
+  std::fill_n(t.dk.data(), largest_tile * row_stride(call.depth_p), 0.0f);
+  std::fill_n(t.du.data(), largest_tile * row_stride(call.columns_p), 0.0f);
 }
 
 [[gnu::always_inline]] inline void add_key_sums(const Call& call, const AttentionGradients& out, const KeyTile& t,

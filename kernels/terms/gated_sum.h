@@ -34,24 +34,41 @@ constexpr std::uint64_t low_bits(std::int64_t n) {
   return n <= 0 ? 0 : n >= 64 ? ~std::uint64_t(0) : (std::uint64_t(1) << n) - 1;
 }
 
-/// The indices of the chunks' rows are given from the first on.
+/// The first key that lies in one of a row's last `window` blocks.
+inline std::int64_t window_border(const GateRule& rule, std::int64_t query_index) {
+  return (query_index / rule.block - rule.window + 1) * rule.block;
+}
+
+/// The indices of the chunks' rows are given from the first on. Most tiles lie on one side of all rows' windows: then no row
+/// is looked at for its own.
 inline void find_gates(TileGates& gates, const GateRule& rule, const TilePair& tile, const std::int64_t* query_index,
                        const std::int64_t* key_index) {
-  const std::int64_t first = key_index[tile.key_begin], block = rule.block;
+  const std::int64_t first = key_index[tile.key_begin], end = first + tile.keys, block = rule.block;
   const std::uint64_t full = low_bits(tile.keys);
-  gates = {tile.mask.allowed, full, tile.mask.any, tile.mask.all, false};
+  gates.has = tile.mask.allowed;
+  gates.keys = full;
+  gates.any = tile.mask.any;
+  gates.all = tile.mask.all;
+  gates.in_one_block = false;
   if (block == 0) return;
-  if (rule.gates == Gates::block_ends) {
-    gates.in_one_block = first / block == (first + tile.keys - 1) / block;
+  const bool ends = rule.gates == Gates::block_ends;
+  if (ends) {
+    gates.in_one_block = first / block == (end - 1) / block;
     gates.keys = 0;
     for (std::int64_t j = block - 1 - first % block; j < tile.keys; j += block) gates.keys |= std::uint64_t(1) << j;
   }
+  const std::int64_t* row = query_index + tile.query_begin;
+  const bool all_before = window_border(rule, row[0]) >= end,
+             none_before = window_border(rule, row[tile.rows - 1]) <= first;
   gates.any = false;
+  if (ends ? none_before || gates.keys == 0 : all_before) {
+    std::fill_n(gates.has.begin(), tile.rows, std::uint64_t(0));
+    gates.all = false;
+    return;
+  }
   for (std::int64_t i = 0; i < tile.rows; ++i) {
-    // Keys before `border` lie in blocks b(j) <= b(i) - window.
-    const std::int64_t border = (query_index[tile.query_begin + i] / block - rule.window + 1) * block;
-    const std::uint64_t before = low_bits(border - first);
-    gates.has[i] &= rule.gates == Gates::tokens ? ~before : gates.keys & before;
+    const std::uint64_t before = all_before ? full : none_before ? 0 : low_bits(window_border(rule, row[i]) - first);
+    gates.has[i] &= ends ? gates.keys & before : ~before;
     gates.any = gates.any || gates.has[i] != 0;
     gates.all = gates.all && gates.has[i] == full;
   }

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kernels/attention_lanes.h"
@@ -28,8 +29,10 @@ struct GatedLanes {
   std::vector<std::int64_t> gate_key, gate_row;  ///< separate: keys of the tile with a gate, and their rows of gate_k
   terms::TileGates gates{};
   terms::TilePath path;
-  /// [lane]: the tile's gate sum and what rounding took from it; position in a flat tile
-  alignas(64) std::array<float, largest_tile> total{}, total_low{}, flat_place{};
+  bool settled =
+      false;  ///< flat_place and flat_bias are those of the carry, as where tile after tile adds nothing to it
+  /// [lane]: the tile's gate sum and what rounding took from it; position and bias in a flat tile
+  alignas(64) std::array<float, largest_tile> total{}, total_low{}, flat_place{}, flat_bias{};
 
   void begin_call(int which_in, const GateRule& rule_in, const QueryChunk& queries_in, const KeyChunk& keys_in,
                   int lane_count_in) {
@@ -46,7 +49,8 @@ struct GatedLanes {
     grow(carry, lane_count);
     for (Floats* x : {&open, &place, &slope}) grow(*x, largest_tile * lane_count);
     if (!separate) return;
-    for (Floats* x : {&q_t, &q_rows, &dq_t}) grow(*x, depth_p * lane_count);
+    for (Floats* x : {&q_t, &dq_t}) grow(*x, depth_p * lane_count);
+    grow(q_rows, row_stride(depth_p) * lane_count);
     for (Floats* x : {&k_tile, &key_sum}) grow(*x, largest_tile * row_stride(depth_p));
     grow(u, largest_tile * lane_count);
   }
@@ -62,6 +66,7 @@ struct GatedLanes {
   void begin_head(std::int64_t begin, std::int64_t rows, std::int64_t head, float scale) {
     gather_table(table_t, queries->terms.table[which], begin, rows, head, lane_count);
     std::fill_n(dtable_t.begin(), (last + 2) * lane_count, 0.0f);
+    settled = false;
     if (!separate) return;
     gather_rows(q_t.data(), q_rows.data(), gate_q(), begin, rows, head, depth_p, lane_count, scale);
     std::fill_n(dq_t.begin(), depth_p * lane_count, 0.0f);
@@ -141,6 +146,7 @@ template <int L, int W>
 /// The one gate of a flat tile, that of its last key: `open` of it alone, and total.
 template <int L> [[gnu::always_inline]] inline void one_gate(GatedLanes& g, const float* u, const TilePair& tile) {
   const float floor = float(g.rule.floor);
+  g.total_low.fill(0);
   for (int lane = 0; lane < L; ++lane) {
     const bool has = g.gates.has[lane] >> (tile.keys - 1) & 1;
     const float sigma = fast_sigmoid(u[lane]);
@@ -153,29 +159,57 @@ template <int L> [[gnu::always_inline]] inline void one_gate(GatedLanes& g, cons
 template <int L, int W>
 [[gnu::always_inline]] inline void read_gates(GatedLanes& g, const float* scores, const TilePair& tile,
                                               std::int64_t head) {
-  if (g.path.flat) {
-    g.total.fill(0);
-    g.total_low.fill(0);
-  }
   if (!g.evaluated()) return;
   const float* u = gate_logits<L, W>(g, scores, tile, head);
   if (g.path.flat) one_gate<L>(g, u, tile);
   else sum_gates<L, W>(g, u, tile);
 }
 
-/// After read_gates, with the carry on entry of the tile: logit += interp(table, min(P, carry + sum so far)).
+/// After read_gates, with the carry on entry of the tile: logit += interp(table, min(P, carry + sum so far)). In a flat tile that
+/// is one number per row, which is only found: see add_gated_biases.
 template <int L, int W>
 [[gnu::always_inline]] inline void add_gated_bias(GatedLanes& g, float* logit, const TilePair& tile) {
-  float carry[L];
+  if (g.path.flat && g.settled && !g.path.summed) return;
+  g.settled = g.path.flat && !g.path.summed;
+  alignas(64) float carry[L];
   for (int lane = 0; lane < L; ++lane) carry[lane] = terms::carry_value<float>(g.carry[lane], g.last);
   if (!g.path.flat)
     return add_interpolated<L, W>(logit, g.place.data(), g.slope.data(), g.table_t.data(), g.last, carry, tile.keys);
   const float last = float(g.last);
   for (int lane = 0; lane < L; ++lane) {
-    const float free = carry[lane] + g.total[lane];
+    const float free = g.path.summed ? carry[lane] + g.total[lane] : carry[lane];
     g.flat_place[lane] = free < last ? free : last;
   }
-  add_row_constant<L, W>(logit, g.flat_place.data(), g.table_t.data(), tile.keys);
+  find_row_constant<L, W>(g.flat_bias.data(), g.flat_place.data(), g.table_t.data());
+}
+
+/// logit += first + second, the latter of which may be null, both [lane].
+template <int L, int W>
+[[gnu::always_inline]] inline void add_flat_biases(float* logit, const float* first, const float* second,
+                                                   std::int64_t keys) {
+  for (int n = 0; n < L; n += W) {
+    const Reals<W> one = lanes<W>(first + n);
+    if (!second) {
+      for (std::int64_t at = n; at < keys * L; at += L) lanes<W>(logit + at) += one;
+      continue;
+    }
+    const Reals<W> two = lanes<W>(second + n);
+    for (std::int64_t at = n; at < keys * L; at += L) lanes<W>(logit + at) = (lanes<W>(logit + at) + one) + two;
+  }
+}
+
+/// The biases of all gated sums, in their order.
+template <int L, int W>
+[[gnu::always_inline]] inline void add_gated_biases(std::span<GatedLanes> sums, float* logit, const TilePair& tile) {
+  const float* flat = nullptr;
+  for (GatedLanes& g : sums) {
+    add_gated_bias<L, W>(g, logit, tile);
+    if (!g.path.flat) continue;
+    // Two flat ones make one way through the tile.
+    if (&g != &sums.back() && sums.back().path.flat) flat = g.flat_bias.data();
+    else if (flat) add_flat_biases<L, W>(logit, flat, g.flat_bias.data(), tile.keys);
+    else add_flat_biases<L, W>(logit, g.flat_bias.data(), nullptr, tile.keys);
+  }
 }
 
 /// d_u += dg/du X of one key: dg/du = (1 - floor) σ (1 - σ).
@@ -210,14 +244,14 @@ template <int L, int W>
   }
 }
 
-/// Separate gates: d_u of gate keys → dq_t (s when stored) and key_sum [keys with a gate, depth_p] = Σ_lane d_u s
+/// Separate gates: d_u of gate keys → dq_t (s when stored) and key_sum [keys with a gate][row_stride] = Σ_lane d_u s
 /// gate_q.
 template <int L, int W> [[gnu::always_inline]] inline void gate_scores_backward(GatedLanes& g, const float* d_u) {
   const std::int64_t count = std::ssize(g.gate_key);
   for (std::int64_t n = 0; n < count; ++n) std::copy_n(d_u + g.gate_key[n] * L, L, &g.u[n * L]);
   lanes_product<L, W>(g.dq_t.data(), g.k_tile.data(), 1, row_stride(g.depth_p), g.u.data(), g.depth_p, count,
                       Product::Into::add);
-  std::fill_n(g.key_sum.data(), (count + 7) / 8 * 8 * g.depth_p, 0.0f);
+  std::fill_n(g.key_sum.data(), (count + 3) / 4 * 4 * row_stride(g.depth_p), 0.0f);
   keys_product<L, W>(g.key_sum.data(), g.u.data(), g.q_rows.data(), count, g.depth_p);
 }
 

@@ -42,6 +42,11 @@ template <int W>
   above += weight * d_value;
 }
 
+/// True if all lanes are at one entry, as where carries are saturated.
+template <int W> [[gnu::always_inline]] inline bool at_one_entry(const Ints<W>& low) {
+  return !any_differs<W>(low, Ints<W>{} + low[0]);
+}
+
 /// place = min(P, start + place), logit += interp(table, place), slope = its derivative. start [lane].
 template <int L, int W>
 [[gnu::always_inline]] inline void add_interpolated(float* logit_in, float* place_in, float* slope_in,
@@ -92,11 +97,9 @@ template <int L, int W, class Each>
   flush(Ints<W>{} - 1);
 }
 
-/// One place [lane] for all keys: logit += interp(table, place).
+/// One place [lane] for all keys: constant [lane] = interp(table, place), to be added to each logit.
 template <int L, int W>
-[[gnu::always_inline]] inline void add_row_constant(float* logit, const float* place, const float* table_t,
-                                                    std::int64_t keys) {
-  float constant[L];
+[[gnu::always_inline]] inline void find_row_constant(float* constant, const float* place, const float* table_t) {
   for (int n = 0; n < L; n += W) {
     const LanePlaces<W> here(lanes<W>(place + n));
     Reals<W> below = {}, above = {}, value;
@@ -104,11 +107,24 @@ template <int L, int W>
     interpolate<W>(value, below, above, here.weight);
     lanes<W>(constant + n) = value;
   }
-  for (std::int64_t j = 0; j < keys; ++j)
-    for (int lane = 0; lane < L; ++lane) logit[j * L + lane] += constant[lane];
 }
 
-/// Its adjoint, summed like interpolated_backward: the same bits. place_grad [lane] += Σ_j d_logit_j slope.
+/// Adjoint of read_entries.
+template <int L, int W>
+[[gnu::always_inline]] inline void add_entries(float* dtable_t, const Reals<W>& below, const Reals<W>& above,
+                                               const Ints<W>& low) {
+  if (at_one_entry<W>(low)) {
+    lanes<W>(dtable_t + low[0] * L) += below;
+    lanes<W>(dtable_t + (low[0] + 1) * L) += above;
+    return;
+  }
+  for (int lane = 0; lane < W; ++lane) {
+    dtable_t[low[lane] * L + lane] += below[lane];
+    dtable_t[(low[lane] + 1) * L + lane] += above[lane];
+  }
+}
+
+/// Its adjoint, with the sum over keys in the order of interpolated_backward: the same bits. place_grad [lane] += Σ_j d_logit_j slope.
 template <int L, int W>
 [[gnu::always_inline]] inline void row_constant_backward(float* dtable_t, float* place_grad, const float* d_logit,
                                                          const float* place, const float* table_t, std::int64_t keys) {
@@ -118,7 +134,7 @@ template <int L, int W>
     read_entries<L, W>(below, above, table_t + n, here.low);
     const Reals<W> slope = here.weight > 0 ? above - below : Reals<W>{};
     below = above = Reals<W>{};
-    if (!any_differs<W>(here.weight > 0, Ints<W>{})) {  // all at entries, as where carries are saturated
+    if (!any_differs<W>(here.weight > 0, Ints<W>{})) {  // none between two entries, as where carries are saturated
       for (std::int64_t at = n; at < keys * L; at += L) below += lanes<W>(d_logit + at);
     } else {
       Reals<W> grad = lanes<W>(place_grad + n);
@@ -129,10 +145,7 @@ template <int L, int W>
       }
       lanes<W>(place_grad + n) = grad;
     }
-    for (int lane = 0; lane < W; ++lane) {
-      dtable_t[here.low[lane] * L + n + lane] += below[lane];
-      dtable_t[(here.low[lane] + 1) * L + n + lane] += above[lane];
-    }
+    add_entries<L, W>(dtable_t + n, below, above, here.low);
   }
 }
 

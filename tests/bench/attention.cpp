@@ -1,9 +1,23 @@
-// Attention tiles on one thread, in CPU time: GFLOP/s of forward and backward without a score term and with CoPE, and beside them the
-// matrix product that bounds both on this machine. Causal FLOP of one head: 4 D T²/2 forward, 10 D T²/2 backward.
+// Attention tiles on one thread, one sequence and one head, and beside them the matrix product that bounds them. Each benchmark
+// runs forward and backward in turn and reports the best CPU seconds of each: a claim of speed is a ratio of two of these
+// numbers of one run. Causal FLOP of one head: 4 D N²/2 forward, 10 D N²/2 backward (TAPE: 6 and 14).
+//
+//   product/n:2048                        2 n³ FLOP
+//   attention_plain/D/N                   no term
+//   attention_cope_unsaturated/D/N        CoPE, gates so small that no row reaches the table's end
+//   attention_cope_half/D/N               gates about 0.5: most tiles are saturated
+//   attention_cope_rare/D/N               gates about σ(-6)
+//   attention_hierarchical/D/N            H-B, blocks of 256
+//   attention_tape/D/N                    values twice as wide
+//   …_bf16                                the same, inputs stored in bf16
 
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <cmath>
+#include <ctime>
+#include <limits>
+#include <string>
 
 #include "kernels/attention_tile.h"
 #include "kernels/linear.h"
@@ -14,103 +28,184 @@ namespace {
 
 using kernels::Device;
 using kernels::DType;
+using kernels::Gates;
 using kernels::Tensor;
 
-constexpr std::int64_t tokens = 4096, positions = 64, tile = 64;
+constexpr std::int64_t positions = 64, tile = 64, block = 256;
 
-/// One sequence, one head; with CoPE the gates are about 0.5, so that rows saturate after some 130 tokens.
+enum class Kind { plain, cope_unsaturated, cope_half, cope_rare, hierarchical, tape };
+
+bool has_gates(Kind kind) { return kind != Kind::plain && kind != Kind::tape; }
+
+/// Mean of the gates' logits. Unsaturated: N gates sum to about 26 (the mean of e^x is e^½ for normal x).
+double gate_mean(Kind kind, std::int64_t tokens) {
+  if (kind == Kind::cope_unsaturated) return -std::log(double(tokens) / 16);
+  return kind == Kind::cope_rare ? -6 : 0;
+}
+
+double thread_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
+}
+
+Tensor cast(const Tensor& x, DType type) { return converted(x, type, Device::cpu); }
+
+/// One sequence, one head.
 struct Problem {
-  std::int64_t depth;
-  bool cope;
-  Tensor q, k, v, table, index, document, o, m, l, carry, horizon;
+  Kind kind;
+  std::int64_t depth, tokens;
   kernels::AttentionSettings settings;
+  kernels::AttentionStats stats;
+  Tensor q, k, v, z, index, document, block_keys, d_o;
+  std::array<Tensor, kernels::gated_sums> table, dtable, carry, horizon, carry_back, gate_grad;
+  Tensor narrow_o;  ///< o as attention_delta reads it beside bf16
+  Tensor o, m, l, delta, dq, dk, dv, dz, d_block_keys;
 
-  Problem(std::int64_t depth_in, bool cope_in) : depth(depth_in), cope(cope_in) {
-    const auto random = [](kernels::Shape shape, std::uint64_t seed) {
-      return random_tensor(shape, DType::f32, Device::cpu, seed);
-    };
-    const auto integers = [](kernels::Shape shape) { return Tensor(shape, DType::i64, Device::cpu); };
-    q = random({tokens, 1, depth}, 1);
-    k = random({tokens, 1, depth}, 2);
-    v = random({tokens, 1, depth}, 3);
-    o = random({tokens, 1, depth}, 4);
-    m = random({tokens, 1}, 5);
-    l = random({tokens, 1}, 6);
-    index = integers({tokens});
-    document = integers({tokens});
-    for (std::int64_t t = 0; t < tokens; ++t) index.as<std::int64_t>()[t] = t;
+  Problem(Kind kind_in, std::int64_t depth_in, std::int64_t tokens_in, DType type)
+      : kind(kind_in), depth(depth_in), tokens(tokens_in) {
+    make_inputs(type);
+    const std::int64_t columns = kind == Kind::tape ? 2 * depth : depth;
+    o = Tensor({tokens, 1, columns}, DType::f32, Device::cpu);
+    d_o = cast(random(o.shape(), 9), type);
+    for (Tensor* x : {&m, &l, &delta}) *x = Tensor({tokens, 1}, DType::f32, Device::cpu);
+    for (Tensor* x : {&dq, &dk, &dv}) *x = Tensor(q.shape(), DType::f32, Device::cpu);
+    if (z) dz = zeros_like(z);
     settings.tile = tile;
-    if (!cope) return;
-    settings.gates[0].gates = kernels::Gates::tokens;
-    table = random({tokens, 1, positions}, 7);
-    carry = integers({tokens, 1});
-    horizon = integers({tokens / tile, 1});
+    if (!has_gates(kind)) return;
+    add_sum(0, {Gates::tokens});
+    if (kind != Kind::hierarchical) return;
+    add_sum(0, {Gates::tokens, 0, block, 1});
+    add_sum(1, {Gates::block_ends, 0, block, 1});
+    block_keys = cast(random({tokens / block, 1, depth}, 5), type);
+    d_block_keys = Tensor(block_keys.shape(), DType::f32, Device::cpu);
   }
 
-  kernels::QueryChunk queries() const { return {q, index, index, document, {{table, {}}, {}, {}, {}, {}}}; }
-  kernels::KeyChunk keys() const { return {k, v, {}, index, index, document}; }
-  void forward() const {
-    const kernels::AttentionState state{o, m, l, {carry, {}}, {horizon, {}}};
+  static Tensor random(kernels::Shape shape, std::uint64_t seed) {
+    return random_tensor(shape, DType::f32, Device::cpu, seed);
+  }
+
+  /// The first coordinate of q and k gives all logits the same mean.
+  void make_inputs(DType type) {
+    q = random({tokens, 1, depth}, 1);
+    k = random({tokens, 1, depth}, 2);
+    v = cast(random({tokens, 1, depth}, 3), type);
+    if (kind == Kind::tape) z = random({tokens, 1, depth}, 4);
+    const double mean = gate_mean(kind, tokens), root = std::sqrt(std::abs(mean) * std::sqrt(double(depth)));
+    for (std::int64_t t = 0; mean != 0 && t < tokens; ++t) {
+      q.as<float>()[t * depth] = float(root);
+      k.as<float>()[t * depth] = float(-root);
+    }
+    q = cast(q, type);
+    k = cast(k, type);
+    index = Tensor({tokens}, DType::i64, Device::cpu);
+    document = zeros_like(index);
+    for (std::int64_t t = 0; t < tokens; ++t) index.as<std::int64_t>()[t] = t;
+  }
+
+  void add_sum(int which, const kernels::GateRule& rule) {
+    settings.gates[which] = rule;
+    table[which] = random({tokens, 1, positions}, std::uint64_t(7 + which));
+    dtable[which] = zeros_like(table[which]);
+    carry[which] = Tensor({tokens, 1}, DType::i64, Device::cpu);
+    carry_back[which] = zeros_like(carry[which]);
+    horizon[which] = Tensor({(tokens + tile - 1) / tile, 1}, DType::i64, Device::cpu);
+    gate_grad[which] = zeros_like(m);
+  }
+
+  static std::array<kernels::View, kernels::gated_sums> views(const std::array<Tensor, kernels::gated_sums>& x) {
+    return {x[0], x[1]};
+  }
+  kernels::QueryChunk queries() const { return {q, index, index, document, {views(table), {}, {}, {}, {}}}; }
+  static kernels::KeyTerms key_terms(const kernels::View& blocks) {
+    kernels::KeyTerms terms;
+    terms.gate_k[1] = blocks;
+    return terms;
+  }
+  kernels::KeyChunk keys() const { return {k, v, z, index, index, document, key_terms(block_keys)}; }
+
+  void forward() {
+    const kernels::AttentionState state{o, m, l, views(carry), views(horizon)};
+    stats = {};
     attention_begin(state);
-    attention_forward(state, queries(), keys(), settings, nullptr);
+    attention_forward(state, queries(), keys(), settings, &stats);
     attention_finish(state);
+  }
+  void backward() {
+    const kernels::AttentionSaved saved{m, delta, views(carry), views(horizon)};
+    const kernels::AttentionBackwardState state{views(carry_back), views(gate_grad)};
+    const kernels::AttentionGradients out{dq, {views(dtable), {}, {}, {}, {}}, dk, dv, dz, key_terms(d_block_keys), {}};
+    kernels::attention_delta(delta, d_o, cast_output());
+    kernels::attention_backward_begin(state, saved);
+    attention_backward(out, state, queries(), keys(), d_o, saved, settings);
+  }
+  kernels::View cast_output() {
+    if (d_o.view().type() == DType::f32) return o;
+    if (!narrow_o) narrow_o = cast(o, DType::bf16);
+    return narrow_o;
   }
 };
 
-void set_rate(benchmark::State& state, double flop) {
-  state.counters["GFLOP/s"] = benchmark::Counter(flop * 1e-9, benchmark::Counter::kIsIterationInvariantRate);
-}
-
-void attention_forward_rate(benchmark::State& state) {
-  const Problem p(state.range(0), state.range(1) != 0);
-  for (auto _ : state) p.forward();
-  set_rate(state, 4.0 * double(p.depth) * tokens * tokens / 2);
-}
-
-void attention_backward_rate(benchmark::State& state) {
-  const Problem p(state.range(0), state.range(1) != 0);
-  p.forward();
-  const Tensor d_o = random_tensor(p.o.shape(), DType::f32, Device::cpu, 9), delta = zeros_like(p.m),
-               dq = zeros_like(p.q), dk = zeros_like(p.k), dv = zeros_like(p.v);
-  Tensor dtable, carry, gate_grad;
-  if (p.cope) {
-    dtable = zeros_like(p.table);
-    carry = zeros_like(p.carry);
-    gate_grad = zeros_like(p.m);
-  }
-  kernels::attention_delta(delta, d_o, p.o);
-  const kernels::AttentionSaved saved{p.m, delta, {p.carry, {}}, {p.horizon, {}}};
-  const kernels::AttentionBackwardState back{{carry, {}}, {gate_grad, {}}};
-  kernels::AttentionGradients out;
-  out.dq = dq;
-  out.dk = dk;
-  out.dv = dv;
-  out.rows.table[0] = dtable;
+void attention(benchmark::State& state, Kind kind, DType type) {
+  Problem p(kind, state.range(0), state.range(1), type);
+  double forward = std::numeric_limits<double>::infinity(), backward = forward;
   for (auto _ : state) {
-    kernels::attention_backward_begin(back, saved);
-    kernels::attention_backward(out, back, p.queries(), p.keys(), d_o, saved, p.settings);
+    const double begin = thread_seconds();
+    p.forward();
+    const double middle = thread_seconds();
+    p.backward();
+    forward = std::min(forward, middle - begin);
+    backward = std::min(backward, thread_seconds() - middle);
   }
-  set_rate(state, 10.0 * double(p.depth) * tokens * tokens / 2);
+  if (kind == Kind::cope_unsaturated && p.stats.saturated_tiles > 0) state.SkipWithError("some tiles are saturated");
+  const double pairs = double(p.tokens) * double(p.tokens) / 2, giga = 1e-9 * double(p.depth) * pairs;
+  state.counters["forward_s"] = forward;
+  state.counters["backward_s"] = backward;
+  state.counters["both_s"] = forward + backward;
+  state.counters["GFLOP/s"] = (kind == Kind::tape ? 20 : 14) * giga / (forward + backward);
+  state.counters["forward_GFLOP/s"] = (kind == Kind::tape ? 6 : 4) * giga / forward;
+  state.counters["saturated"] = double(p.stats.saturated_tiles) / double(p.stats.tiles);
 }
 
-void matrix_product_rate(benchmark::State& state) {
-  constexpr std::int64_t n = 1024;
+void product(benchmark::State& state) {
+  const std::int64_t n = state.range(0);
   const Tensor x = random_tensor({n, n}, DType::f32, Device::cpu, 1),
                w = random_tensor({n, n}, DType::f32, Device::cpu, 2), y = zeros_like(x);
-  for (auto _ : state) kernels::linear_forward(y, x, w);
-  set_rate(state, 2.0 * n * n * n);
+  double best = std::numeric_limits<double>::infinity();
+  for (auto _ : state) {
+    const double begin = thread_seconds();
+    kernels::linear_forward(y, x, w);
+    best = std::min(best, thread_seconds() - begin);
+  }
+  state.counters["GFLOP/s"] = 2e-9 * double(n) * double(n) * double(n) / best;
 }
 
-void cases(benchmark::internal::Benchmark* bench) {
-  bench->ArgNames({"D", "cope"})
-      ->ArgsProduct({{8, 64, 128}, {0, 1}})
-      ->MeasureProcessCPUTime()
-      ->Unit(benchmark::kMillisecond);
+BENCHMARK(product)->ArgName("n")->Arg(2048)->Iterations(8)->Unit(benchmark::kMillisecond);
+
+/// Lengths: the middle one three times, for the best; long ones once.
+void add(const std::string& name, Kind kind, DType type, std::initializer_list<std::int64_t> depths,
+         std::initializer_list<std::int64_t> lengths) {
+  for (std::int64_t depth : depths)
+    for (std::int64_t length : lengths)
+      benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) { attention(state, kind, type); })
+          ->ArgNames({"D", "N"})
+          ->Args({depth, length})
+          ->Iterations(length <= 8192 ? 4 : 1)
+          ->Unit(benchmark::kMillisecond);
 }
 
-BENCHMARK(matrix_product_rate)->MeasureProcessCPUTime()->Unit(benchmark::kMillisecond);
-BENCHMARK(attention_forward_rate)->Apply(cases);
-BENCHMARK(attention_backward_rate)->Apply(cases);
+const bool added = [] {
+  add("attention_plain", Kind::plain, DType::f32, {128, 64}, {8192});
+  add("attention_cope_unsaturated", Kind::cope_unsaturated, DType::f32, {128, 64}, {8192});
+  add("attention_tape", Kind::tape, DType::f32, {128, 64}, {8192});
+  add("attention_plain_bf16", Kind::plain, DType::bf16, {128, 64}, {8192});
+  add("attention_cope_unsaturated_bf16", Kind::cope_unsaturated, DType::bf16, {128, 64}, {8192});
+  add("attention_plain", Kind::plain, DType::f32, {64}, {16384, 32768, 65536});
+  add("attention_cope_half", Kind::cope_half, DType::f32, {64}, {16384, 32768});
+  add("attention_cope_rare", Kind::cope_rare, DType::f32, {64}, {16384, 32768});
+  add("attention_hierarchical", Kind::hierarchical, DType::f32, {64}, {16384, 65536});
+  return true;
+}();
 
 }  // namespace
 }  // namespace capstan::tests

@@ -58,19 +58,21 @@ struct Results {
   Tensor nll, lse, dx, dw;
 };
 
-Results run(DType type, Device device, std::int64_t T, std::int64_t C, std::int64_t V) {
-  const Tensor x = random_tensor({T, C}, type, device, 1), w = random_tensor({V, C}, type, device, 2, 0.3);
+/// Inputs are values of `grid`.
+Results run(DType type, Device device, std::int64_t T, std::int64_t C, std::int64_t V, DType grid) {
+  const Tensor x = random_tensor({T, C}, type, device, 1, 1, grid),
+               w = random_tensor({V, C}, type, device, 2, 0.3, grid);
   const Tensor targets = random_ids({T}, device, 3, -1, static_cast<std::int32_t>(V));
-  Results out{rows_f64(T, device), rows_f64(T, device), zeros_like(x), zeros_like(w)};
+  Results out{rows_f64(T, device), rows_f64(T, device), zeros_like(x), Tensor({V, C}, wide(type), device)};
   cross_entropy_forward(out.nll, out.lse, x, w, targets);
   cross_entropy_backward(out.dx, out.dw, out.lse, x, w, targets);
   return out;
 }
 
 /// The same in f32 throughout, logits and sums one term after the other: the rule's naive implementation.
-Results naive(std::int64_t T, std::int64_t C, std::int64_t V) {
-  const Tensor x = random_tensor({T, C}, DType::f32, Device::ref, 1),
-               w = random_tensor({V, C}, DType::f32, Device::ref, 2, 0.3);
+Results naive(std::int64_t T, std::int64_t C, std::int64_t V, DType grid) {
+  const Tensor x = random_tensor({T, C}, DType::f32, Device::ref, 1, 1, grid),
+               w = random_tensor({V, C}, DType::f32, Device::ref, 2, 0.3, grid);
   const Tensor targets = random_ids({T}, Device::ref, 3, -1, static_cast<std::int32_t>(V));
   Results out{rows_f64(T, Device::ref), rows_f64(T, Device::ref), zeros_like(x), zeros_like(w)};
   for (std::int64_t t = 0; t < T; ++t) {
@@ -99,30 +101,34 @@ Results naive(std::int64_t T, std::int64_t C, std::int64_t V) {
 }
 
 TEST(CrossEntropy, CpuAccuracy) {
-  for (const auto& [T, C, V] :
-       {std::tuple<int, int, int>{7, 43, 37}, {300, 31, 1031}, {1, 172, 50}}) {  // 300 rows: two chunks
-    const Results exact = run(DType::f64, Device::ref, T, C, V), f32 = naive(T, C, V),
-                  cpu = run(DType::f32, Device::cpu, T, C, V);
-    for (const auto tensor : {&Results::nll, &Results::lse, &Results::dx, &Results::dw})
-      EXPECT_LE(relative_error(cpu.*tensor, exact.*tensor), f32_bound(f32.*tensor, exact.*tensor)) << T << " " << V;
-  }
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const auto& [T, C, V] :
+         {std::tuple<int, int, int>{7, 43, 37}, {600, 31, 1031}, {1, 172, 50}}) {  // 600 rows: two blocks of them
+      const Results exact = run(DType::f64, Device::ref, T, C, V, type), f32 = naive(T, C, V, type),
+                    cpu = run(type, Device::cpu, T, C, V, type);
+      for (const auto tensor : {&Results::nll, &Results::lse, &Results::dx, &Results::dw})
+        EXPECT_LE(relative_error(cpu.*tensor, exact.*tensor),
+                  stored_bound((cpu.*tensor).view().type(), f32.*tensor, exact.*tensor))
+            << name_of(type) << T << " " << V;
+    }
 }
 
 TEST(CrossEntropy, RowsDoNotDependOnOtherRows) {
-  const std::int64_t T = 300, C = 43, V = 517;
-  const Results all = run(DType::f32, Device::cpu, T, C, V);
-  const Tensor x = random_tensor({T, C}, DType::f32, Device::cpu, 1),
-               w = random_tensor({V, C}, DType::f32, Device::cpu, 2, 0.3);
-  const Tensor targets = random_ids({T}, Device::cpu, 3, -1, static_cast<std::int32_t>(V));
-  const Tensor nll = rows_f64(T, Device::cpu), lse = rows_f64(T, Device::cpu), dx = zeros_like(x);
-  for (std::int64_t begin = 0, count = 1; begin < T; begin += count, count = std::min(3 * count, T - begin)) {
-    const auto cut = [&](const Tensor& t) { return t.view().rows(begin, begin + count); };
-    cross_entropy_forward(cut(nll), cut(lse), cut(x), w, cut(targets));
-    cross_entropy_backward(cut(dx), View(), cut(lse), cut(x), w, cut(targets));
+  const std::int64_t T = 1100, C = 43, V = 517;  // two spans of rows
+  for (const DType type : {DType::f32, DType::bf16}) {
+    const Results all = run(type, Device::cpu, T, C, V, type);
+    const Tensor x = random_tensor({T, C}, type, Device::cpu, 1), w = random_tensor({V, C}, type, Device::cpu, 2, 0.3);
+    const Tensor targets = random_ids({T}, Device::cpu, 3, -1, static_cast<std::int32_t>(V));
+    const Tensor nll = rows_f64(T, Device::cpu), lse = rows_f64(T, Device::cpu), dx = zeros_like(x);
+    for (std::int64_t begin = 0, count = 1; begin < T; begin += count, count = std::min(3 * count, T - begin)) {
+      const auto cut = [&](const Tensor& t) { return t.view().rows(begin, begin + count); };
+      cross_entropy_forward(cut(nll), cut(lse), cut(x), w, cut(targets));
+      cross_entropy_backward(cut(dx), View(), cut(lse), cut(x), w, cut(targets));
+    }
+    EXPECT_TRUE(same_bits(nll, all.nll));
+    EXPECT_TRUE(same_bits(lse, all.lse));
+    EXPECT_TRUE(same_bits(dx, all.dx));
   }
-  EXPECT_TRUE(same_bits(nll, all.nll));
-  EXPECT_TRUE(same_bits(lse, all.lse));
-  EXPECT_TRUE(same_bits(dx, all.dx));
 }
 
 TEST(CrossEntropy, LargeLogits) {

@@ -33,7 +33,9 @@ TEST(Dropout, IsAsItsCommentSays) {
 }
 
 TEST(Dropout, CpuHasTheSameBits) {
-  EXPECT_TRUE(same_bits(dropped(DType::f32, Device::cpu, 0.3, 8), dropped(DType::f32, Device::ref, 0.3, 8)));
+  const Tensor ref = dropped(DType::f32, Device::ref, 0.3, 8);
+  EXPECT_TRUE(same_bits(dropped(DType::f32, Device::cpu, 0.3, 8), ref));
+  EXPECT_TRUE(same_bits(dropped(DType::bf16, Device::cpu, 0.3, 8), converted(ref, DType::bf16, Device::ref)));
 }
 
 TEST(Dropout, DropsItsRateAndKeepsTheRest) {

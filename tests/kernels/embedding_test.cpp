@@ -35,17 +35,20 @@ TEST(Embedding, GradientMatchesDifferences) {
 }
 
 TEST(Embedding, CpuEqualsRef) {
-  const Tensor w = random_tensor({31, 43}, DType::f32, Device::cpu, 1),
-               dy = random_tensor({130, 43}, DType::f32, Device::cpu, 2);
-  const Tensor ids = random_ids({130}, Device::cpu, 3, 0, 31), y = zeros_like(dy), dw = zeros_like(w);
-  const Tensor W = converted(w, DType::f32, Device::ref), dY = converted(dy, DType::f32, Device::ref);
-  const Tensor Ids = converted(ids, DType::i32, Device::ref), Y = zeros_like(dY), dW = zeros_like(W);
-  embedding_forward(y, ids, w);
-  embedding_forward(Y, Ids, W);
-  EXPECT_TRUE(same_bits(y, Y));
-  embedding_backward(dw, ids, dy);  // both add in the order of t
-  embedding_backward(dW, Ids, dY);
-  EXPECT_TRUE(same_bits(dw, dW));
+  for (const DType type : {DType::f32, DType::bf16}) {
+    const Tensor w = random_tensor({31, 43}, type, Device::cpu, 1), dy = random_tensor({130, 43}, type, Device::cpu, 2);
+    const Tensor ids = random_ids({130}, Device::cpu, 3, 0, 31), y = zeros_like(dy),
+                 dw({31, 43}, DType::f32, Device::cpu);
+    const Tensor W = converted(w, DType::f32, Device::ref), dY = converted(dy, DType::f32, Device::ref);
+    const Tensor Ids = converted(ids, DType::i32, Device::ref), Y = zeros_like(dY), dW = zeros_like(W);
+    embedding_forward(y, ids, w);
+    embedding_forward(Y, Ids, W);
+    EXPECT_EQ(values_of(y), values_of(Y));
+    embedding_backward(dw, ids, dy);  // both add in the order of t
+    embedding_backward(dW, Ids, dY);
+    EXPECT_TRUE(same_bits(dw, dW));
+    EXPECT_THROW(embedding_backward(Tensor({31, 43}, DType::bf16, Device::cpu), ids, dy), Error);
+  }
 }
 
 TEST(Embedding, NamesAnIdOutOfRange) {

@@ -76,27 +76,31 @@ struct Results {
   Tensor y, dx, dz;
 };
 
-Results run(DType type, Device device, std::int64_t T, std::int64_t H, std::int64_t Gz, std::int64_t D) {
-  const Tensor x = random_tensor({T, H, D}, type, device, 1), z = random_tensor({T, Gz, D}, type, device, 2);
-  const Tensor dy = random_tensor({T, H, D}, type, device, 3);
-  Results out{zeros_like(x), zeros_like(x), random_tensor({T, Gz, D}, type, device, 4)};
+/// Values of `grid` in x; z and gradients wide.
+Results run(DType type, Device device, std::int64_t T, std::int64_t H, std::int64_t Gz, std::int64_t D, DType grid) {
+  const auto make = [&](Shape shape, std::uint64_t seed) { return random_tensor(shape, wide(type), device, seed); };
+  const Tensor x = random_tensor({T, H, D}, type, device, 1, 1, grid), z = make({T, Gz, D}, 2), dy = make({T, H, D}, 3);
+  Results out{zeros_like(x), zeros_like(dy), make({T, Gz, D}, 4)};
   rotary_forward(out.y, x, z);
   rotary_backward(out.dx, out.dz, dy, x, z);
   return out;
 }
 
 TEST(Rotary, CpuAccuracy) {
-  for (const auto& [T, H, Gz, D] : {std::tuple<int, int, int, int>{7, 4, 1, 86}, {13, 6, 2, 64}, {5, 3, 3, 2}}) {
-    const Results exact = run(DType::f64, Device::ref, T, H, Gz, D), f32 = run(DType::f32, Device::ref, T, H, Gz, D);
-    const Results cpu = run(DType::f32, Device::cpu, T, H, Gz, D);
-    for (const auto tensor : {&Results::y, &Results::dx, &Results::dz})
-      EXPECT_LE(relative_error(cpu.*tensor, exact.*tensor), f32_bound(f32.*tensor, exact.*tensor));
-  }
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const auto& [T, H, Gz, D] : {std::tuple<int, int, int, int>{7, 4, 1, 86}, {13, 6, 2, 64}, {5, 3, 3, 2}}) {
+      const Results exact = run(DType::f64, Device::ref, T, H, Gz, D, type),
+                    f32 = run(DType::f32, Device::ref, T, H, Gz, D, type);
+      const Results cpu = run(type, Device::cpu, T, H, Gz, D, type);
+      for (const auto tensor : {&Results::y, &Results::dx, &Results::dz})
+        EXPECT_LE(relative_error(cpu.*tensor, exact.*tensor),
+                  stored_bound((cpu.*tensor).view().type(), f32.*tensor, exact.*tensor));
+    }
 }
 
 TEST(Rotary, InPlaceWithoutPhaseGradient) {
   for (const Device device : {Device::ref, Device::cpu}) {
-    const Results apart = run(DType::f32, device, 5, 4, 2, 22);
+    const Results apart = run(DType::f32, device, 5, 4, 2, 22, DType::f32);
     const Tensor dy = random_tensor({5, 4, 22}, DType::f32, device, 3),
                  z = random_tensor({5, 2, 22}, DType::f32, device, 2);
     rotary_backward(dy, View(), dy, View(), z);
@@ -105,14 +109,26 @@ TEST(Rotary, InPlaceWithoutPhaseGradient) {
   }
 }
 
+TEST(Rotary, RefusesNarrowPhasesAndGradients) {
+  const Tensor x({2, 2, 4}, DType::bf16, Device::cpu), dx({2, 2, 4}, DType::f32, Device::cpu),
+      z({2, 1, 4}, DType::f32, Device::cpu), narrow({2, 1, 4}, DType::bf16, Device::cpu);
+  EXPECT_NO_THROW(rotary_forward(x, x, z));
+  EXPECT_THROW(rotary_forward(x, x, narrow), Error);
+  EXPECT_THROW(rotary_forward(dx, x, z), Error);
+  EXPECT_THROW(rotary_backward(x, View(), x, View(), z), Error);
+  EXPECT_THROW(rotary_backward(dx, narrow, zeros_like(dx), x, z), Error);
+}
+
 TEST(Rotary, RowsDoNotDependOnOtherRows) {
-  const Results all = run(DType::f32, Device::cpu, 9, 4, 2, 22);
-  const Tensor x = random_tensor({9, 4, 22}, DType::f32, Device::cpu, 1),
-               z = random_tensor({9, 2, 22}, DType::f32, Device::cpu, 2);
-  const Tensor row({1, 4, 22}, DType::f32, Device::cpu);
-  for (std::int64_t t = 0; t < 9; ++t) {
-    rotary_forward(row, x.view().rows(t, t + 1), z.view().rows(t, t + 1));
-    EXPECT_TRUE(same_bits(row, all.y.view().rows(t, t + 1)));
+  for (const DType type : {DType::f32, DType::bf16}) {
+    const Results all = run(type, Device::cpu, 9, 4, 2, 22, type);
+    const Tensor x = random_tensor({9, 4, 22}, type, Device::cpu, 1),
+                 z = random_tensor({9, 2, 22}, DType::f32, Device::cpu, 2);
+    const Tensor row({1, 4, 22}, type, Device::cpu);
+    for (std::int64_t t = 0; t < 9; ++t) {
+      rotary_forward(row, x.view().rows(t, t + 1), z.view().rows(t, t + 1));
+      EXPECT_TRUE(same_bits(row, all.y.view().rows(t, t + 1)));
+    }
   }
 }
 

@@ -51,9 +51,10 @@ struct Results {
   Tensor h, dgate, dup, y, dx;
 };
 
-Results run(DType type, Device device, Shape shape) {
-  const Tensor gate = random_tensor(shape, type, device, 1, 4), up = random_tensor(shape, type, device, 2),
-               dh = random_tensor(shape, type, device, 3);
+/// Inputs are values of `grid`.
+Results run(DType type, Device device, Shape shape, DType grid) {
+  const Tensor gate = random_tensor(shape, type, device, 1, 4, grid),
+               up = random_tensor(shape, type, device, 2, 1, grid), dh = random_tensor(shape, type, device, 3, 1, grid);
   Results out{zeros_like(gate), zeros_like(gate), zeros_like(gate), zeros_like(gate), zeros_like(gate)};
   swiglu_forward(out.h, gate, up);
   swiglu_backward(out.dgate, out.dup, dh, gate, up);
@@ -63,38 +64,48 @@ Results run(DType type, Device device, Shape shape) {
 }
 
 TEST(Swiglu, CpuAccuracy) {
-  for (const Shape& shape : {Shape{7, 43}, Shape{130, 172}, Shape{5}, Shape{3, 4, 5}}) {
-    const Results exact = run(DType::f64, Device::ref, shape), f32 = run(DType::f32, Device::ref, shape),
-                  cpu = run(DType::f32, Device::cpu, shape);
-    for (const auto tensor : {&Results::h, &Results::dgate, &Results::dup, &Results::y, &Results::dx})
-      EXPECT_LE(relative_error(cpu.*tensor, exact.*tensor), f32_bound(f32.*tensor, exact.*tensor)) << shape.text();
-  }
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const Shape& shape : {Shape{7, 43}, Shape{130, 172}, Shape{5}, Shape{3, 4, 5}}) {
+      const Results exact = run(DType::f64, Device::ref, shape, type), f32 = run(DType::f32, Device::ref, shape, type),
+                    cpu = run(type, Device::cpu, shape, type);
+      for (const auto tensor : {&Results::h, &Results::dgate, &Results::dup, &Results::y, &Results::dx})
+        EXPECT_LE(relative_error(cpu.*tensor, exact.*tensor), stored_bound(type, f32.*tensor, exact.*tensor))
+            << name_of(type) << shape.text();
+    }
+}
+
+/// ref in f32, cpu in both types.
+template <class Body> void for_each_type(const Body& body) {
+  body(Device::ref, DType::f32);
+  body(Device::cpu, DType::f32);
+  body(Device::cpu, DType::bf16);
 }
 
 TEST(Swiglu, ResultsMayLieOverOperands) {
-  for (const Device device : {Device::ref, Device::cpu}) {
-    const Results apart = run(DType::f32, device, {7, 43});
-    const Tensor gate = random_tensor({7, 43}, DType::f32, device, 1, 4),
-                 up = random_tensor({7, 43}, DType::f32, device, 2);
-    const Tensor dh = random_tensor({7, 43}, DType::f32, device, 3), x = gate.clone();
+  for_each_type([](Device device, DType type) {
+    const Results apart = run(type, device, {7, 43}, type);
+    const Tensor gate = random_tensor({7, 43}, type, device, 1, 4), up = random_tensor({7, 43}, type, device, 2);
+    const Tensor dh = random_tensor({7, 43}, type, device, 3), x = gate.clone();
     swiglu_backward(gate, up, dh, gate, up);
     EXPECT_TRUE(same_bits(gate, apart.dgate));
     EXPECT_TRUE(same_bits(up, apart.dup));
     silu_backward(dh, dh, x);
     EXPECT_TRUE(same_bits(dh, apart.dx));
-  }
+  });
 }
 
 TEST(Swiglu, RowsDoNotDependOnOtherRows) {
-  const Results all = run(DType::f32, Device::cpu, {20, 43});
-  const Tensor gate = random_tensor({20, 43}, DType::f32, Device::cpu, 1, 4),
-               up = random_tensor({20, 43}, DType::f32, Device::cpu, 2);
-  const Tensor row({1, 43}, DType::f32, Device::cpu);
-  for (std::int64_t t = 0; t < 20; ++t) {
-    swiglu_forward(row, gate.view().rows(t, t + 1), up.view().rows(t, t + 1));
-    EXPECT_TRUE(same_bits(row, all.h.view().rows(t, t + 1)));
-    silu_forward(row, gate.view().rows(t, t + 1));
-    EXPECT_TRUE(same_bits(row, all.y.view().rows(t, t + 1)));
+  for (const DType type : {DType::f32, DType::bf16}) {
+    const Results all = run(type, Device::cpu, {20, 43}, type);
+    const Tensor gate = random_tensor({20, 43}, type, Device::cpu, 1, 4),
+                 up = random_tensor({20, 43}, type, Device::cpu, 2);
+    const Tensor row({1, 43}, type, Device::cpu);
+    for (std::int64_t t = 0; t < 20; ++t) {
+      swiglu_forward(row, gate.view().rows(t, t + 1), up.view().rows(t, t + 1));
+      EXPECT_TRUE(same_bits(row, all.h.view().rows(t, t + 1)));
+      silu_forward(row, gate.view().rows(t, t + 1));
+      EXPECT_TRUE(same_bits(row, all.y.view().rows(t, t + 1)));
+    }
   }
 }
 

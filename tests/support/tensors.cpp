@@ -68,9 +68,11 @@ double normal(std::uint64_t seed, std::uint64_t index) {
   return radius * std::cos(2 * std::numbers::pi * uniform(seed, 2 * index + 1));
 }
 
-Tensor random_tensor(Shape shape, DType type, Device device, std::uint64_t seed, double scale) {
+Tensor random_tensor(Shape shape, DType type, Device device, std::uint64_t seed, double scale, DType grid) {
   std::vector<double> values(static_cast<std::size_t>(shape.elements()));
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(scale * normal(seed, i));
+  if (grid == DType::bf16)
+    for (double& value : values) value = kernels::to_float(kernels::to_bfloat16(static_cast<float>(value)));
   return tensor_of(shape, type, device, values);
 }
 
@@ -118,5 +120,10 @@ double relative_error(const View& got, const View& expected) {
 }
 
 double f32_bound(const View& naive, const View& exact) { return 2 * std::max(relative_error(naive, exact), f32_floor); }
+
+double stored_bound(DType type, const View& naive, const View& exact) {
+  if (type != DType::bf16) return f32_bound(naive, exact);
+  return 2 * std::max(relative_error(converted(naive, DType::bf16, Device::ref), exact), bf16_floor);
+}
 
 }  // namespace capstan::tests

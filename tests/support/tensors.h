@@ -13,9 +13,10 @@ std::uint64_t random_bits(std::uint64_t seed, std::uint64_t index);
 double uniform(std::uint64_t seed, std::uint64_t index);  ///< [0, 1)
 double normal(std::uint64_t seed, std::uint64_t index);   ///< mean 0, variance 1
 
-/// scale · normal, rounded to f32 also in f64: one seed gives the same numbers in every type and on every device.
+/// scale · normal, rounded to `grid` also in wider types: one seed gives the same numbers in every type (bf16: with that as the
+/// grid) and on every device.
 kernels::Tensor random_tensor(kernels::Shape shape, kernels::DType type, kernels::Device device, std::uint64_t seed,
-                              double scale = 1);
+                              double scale = 1, kernels::DType grid = kernels::DType::f32);
 /// Ids in [low, high), i32.
 kernels::Tensor random_ids(kernels::Shape shape, kernels::Device device, std::uint64_t seed, std::int32_t low,
                            std::int32_t high);
@@ -36,5 +37,9 @@ double relative_error(const kernels::View& got, const kernels::View& expected);
 /// handful of f32 operations, which no tolerance found by trial.
 constexpr double f32_floor = 2.0 / (1 << 23);
 double f32_bound(const kernels::View& naive, const kernels::View& exact);
+/// The same for a result stored as `type`, naive in f32 from the same inputs: bf16 results are the naive ones rounded to it, and
+/// their floor is the rounding of one store.
+constexpr double bf16_floor = 1.0 / (1 << 9);
+double stored_bound(kernels::DType type, const kernels::View& naive, const kernels::View& exact);
 
 }  // namespace capstan::tests
