@@ -23,6 +23,22 @@ namespace capstan::kernels::cpu {
 
 constexpr std::int64_t tiles_together = 4;
 
+/// What a key tile is loaded for.
+enum class Needs : std::uint8_t { scores, forward, backward };
+
+using BFloats = std::vector<BFloat16, CacheLines<BFloat16>>;
+
+/// Operands of a tile unit: kernels/attention_bf16_cpu.h.
+struct NarrowRows {
+  BFloats q_pairs, do_pairs;          ///< [columns / 2][lane][2]
+  BFloats q_row_pairs, do_row_pairs;  ///< [lane / 2][columns][2]
+};
+struct NarrowKeys {
+  BFloats k, u;                  ///< [keys][columns]
+  BFloats k_columns, u_columns;  ///< [columns][keys]
+  BFloats pairs, rows;           ///< weights or gradients of scores: [keys / 2][lane][2], [keys][lane]
+};
+
 /// Sizes of a call.
 struct Call {
   const QueryChunk& queries;
@@ -33,10 +49,12 @@ struct Call {
   int lane_count;
   float scale;
 
-  Call(const QueryChunk& queries_in, const KeyChunk& keys_in, const AttentionSettings& settings_in, int lane_count_in)
+  /// pad: what columns are made a multiple of.
+  Call(const QueryChunk& queries_in, const KeyChunk& keys_in, const AttentionSettings& settings_in, int lane_count_in,
+       std::int64_t (*pad)(std::int64_t))
       : queries(queries_in), keys(keys_in), settings(settings_in), heads(queries.q.dim(1)), groups(keys.k.dim(1)),
-        depth(queries.q.dim(2)), columns(keys.z ? 2 * depth : depth), depth_p(padded(depth)),
-        columns_p(padded(columns)), lane_count(lane_count_in), scale(float(1 / std::sqrt(double(depth)))) {}
+        depth(queries.q.dim(2)), columns(keys.z ? 2 * depth : depth), depth_p(pad(depth)), columns_p(pad(columns)),
+        lane_count(lane_count_in), scale(float(1 / std::sqrt(double(depth)))) {}
 
   /// Entry [row, head] of a tensor [T, H].
   std::int64_t at(std::int64_t row, std::int64_t head) const { return row * heads + head; }
@@ -67,6 +85,7 @@ struct RowTile {
   FireLanes fire;
   bool order_free = false, dropout = false;  ///< any of the last three; of attention weights
   std::vector<std::uint32_t> masks;          ///< [lane] keys of dropout
+  NarrowRows narrow;
 
   void begin_call(const Call& call) {
     const int lane_count = call.lane_count;
@@ -120,6 +139,7 @@ struct KeyTile {
   Floats dk, du;                   ///< [keys][row_stride]: sums over the run's query tiles
   Floats logit, d_logit, d_score;  ///< [keys][lane]
   Floats kept;                     ///< [keys][lane] 0 or 1 / (1 - rate)
+  NarrowKeys narrow;
 
   void begin_call(const Call& call) {
     grow(k, largest_tile * row_stride(call.depth_p));
@@ -130,13 +150,12 @@ struct KeyTile {
     if (call.settings.dropout.rate > 0) grow(kept, largest_tile * call.lane_count);
   }
 
-  /// With values, also u.
-  [[gnu::always_inline]] void load(const Call& call, std::int64_t head, bool values) {
+  [[gnu::always_inline]] void load(const Call& call, std::int64_t head, Needs needs) {
     const std::int64_t depth = call.depth, k_stride = row_stride(call.depth_p), u_stride = row_stride(call.columns_p);
     for (std::int64_t j = 0; j < keys; ++j) {
       const std::int64_t at = call.key_at(begin + j, head);
       load_row(&k[j * k_stride], call.keys.k, at, depth, call.depth_p);
-      if (!values) continue;
+      if (needs == Needs::scores) continue;
       load_row(&u[j * u_stride], call.keys.v, at, depth, call.keys.z ? depth : call.columns_p);
       if (call.keys.z) load_row(&u[j * u_stride + depth], call.keys.z, at, depth, call.columns_p - depth);
     }

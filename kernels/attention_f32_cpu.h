@@ -9,6 +9,9 @@ namespace capstan::kernels::cpu {
 template <int L, int W> struct F32Products {
   static constexpr int row_lanes = L, width = W;
 
+  static void begin() {}
+  static void end() {}
+
   [[gnu::always_inline]] static void load_queries(const Call& call, RowTile& r) {
     gather_rows(r.q_t.data(), nullptr, call.queries.q, r.begin, r.rows, r.head, call.depth_p, L, call.scale);
   }
@@ -17,8 +20,8 @@ template <int L, int W> struct F32Products {
     gather_rows(r.q_t.data(), r.q_rows.data(), call.queries.q, r.begin, r.rows, r.head, call.depth_p, L, call.scale);
     gather_rows(r.do_t.data(), r.do_rows.data(), d_o, r.begin, r.rows, r.head, call.columns_p, L, 1);
   }
-  [[gnu::always_inline]] static void load_keys(const Call& call, KeyTile& t, std::int64_t head, bool values) {
-    t.load(call, head, values);
+  [[gnu::always_inline]] static void load_keys(const Call& call, KeyTile& t, std::int64_t head, Needs needs) {
+    t.load(call, head, needs);
   }
 
   /// logit = s q·k

@@ -55,7 +55,7 @@ template <int W> [[gnu::always_inline]] inline const Reals<W>& lanes(const float
 constexpr float masked = -2e30f;
 
 /// Columns as the micro-kernels want them: 8, or a multiple of 16.
-inline std::int64_t padded(std::int64_t columns) { return columns <= 8 ? 8 : (columns + 15) / 16 * 16; }
+constexpr std::int64_t padded(std::int64_t columns) { return columns <= 8 ? 8 : (columns + 15) / 16 * 16; }
 
 /// From one row to the next where rows lie side by side: not a multiple of many cache lines, so that a column of a tile fits
 /// the first-level cache, whose places go by address.

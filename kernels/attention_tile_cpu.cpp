@@ -1,304 +1,68 @@
-// The attention tile in SIMD. Keys go down, queries across the lanes: the rows of a query tile lie side by side, so that the
-// softmax maximum, a gated sum and its adjoint are vertical operations, and no result depends on which other rows are
-// present. What runs in parallel never changes a bit: in forward a run of query tiles and a head is independent of all
-// others; in backward a kv head is, and what kv heads share is added in their order.
+// The attention tile of `cpu`: picks how a call is computed.
 
-#include <cmath>
-#include <vector>
+#include <algorithm>
 
+#include "kernels/amx.h"
+#include "kernels/attention_bf16_cpu.h"
 #include "kernels/attention_devices.h"
 #include "kernels/attention_f32_cpu.h"
-#include "kernels/attention_terms_cpu.h"
+#include "kernels/attention_walk_cpu.h"
 #include "kernels/isa.h"
-#include "kernels/threads.h"
 
 namespace capstan::kernels::cpu {
 namespace {
 
-// ---- forward --------------------------------------------------------------------------------------------------------
-
-template <class Products> [[gnu::always_inline]] inline void softmax_step(const Call& call, KeyTile& t, RowTile& r) {
-  constexpr int L = Products::row_lanes;
-  float *logit = t.logit.data(), *m = r.m.data(), *l = r.l.data();
-  alignas(64) float highest[L], shrink[L];
-  for (int lane = 0; lane < L; ++lane) highest[lane] = m[lane];
-  for (std::int64_t j = 0; j < t.keys; ++j)
-    for (int lane = 0; lane < L; ++lane)
-      highest[lane] = logit[j * L + lane] > highest[lane] ? logit[j * L + lane] : highest[lane];
-  for (int lane = 0; lane < L; ++lane) {
-    shrink[lane] = fast_exp(m[lane] - highest[lane]);
-    m[lane] = highest[lane];
-  }
-  float sum[L] = {};  // of the tile alone: one chain over all keys would lose bits as it grows
-  for (std::int64_t j = 0; j < t.keys; ++j)
-    for (int lane = 0; lane < L; ++lane) {
-      logit[j * L + lane] = fast_exp(logit[j * L + lane] - highest[lane]);
-      sum[lane] += logit[j * L + lane];
-    }
-  for (int lane = 0; lane < L; ++lane) l[lane] = l[lane] * shrink[lane] + sum[lane];
-  if (r.dropout) {
-    find_kept<L>(call, t, r);
-    for (std::int64_t at = 0; at < t.keys * L; ++at) logit[at] *= t.kept[at];
-  }
-  Products::add_values(call, t, r, shrink);
+/// In bf16 on the tile unit, where there is one; z stays f32, and the products with it. Else in f32 on the widest registers.
+bool on_tile_unit(Isa isa, const QueryChunk& queries, const KeyChunk& keys) {
+  return queries.q.type() == DType::bf16 && !keys.z && isa == Isa::avx512 && has_amx();
 }
-
-template <class Products>
-[[gnu::always_inline]] inline void forward_tile(const Call& call, const AttentionState& state, KeyTile& t, RowTile& r,
-                                                AttentionStats& stats) {
-  constexpr int L = Products::row_lanes, W = Products::width;
-  Products::scores(call, t, r);
-  stats.tiles += 1;
-  if (!r.sums.empty()) gated_forward<L, W>(call, state, t, r, stats);
-  if (r.order_free) add_order_free<L, W>(call, t, r);
-  apply_mask<L>(t.logit.data(), r.pair, masked);
-  softmax_step<Products>(call, t, r);
-}
-
-/// A run of query tiles against all keys of the chunk, near → far, for one head.
-template <class Products>
-[[gnu::always_inline]] inline void forward_run(const Call& call, Scratch& s, const AttentionState& state,
-                                               std::int64_t head, AttentionStats& stats) {
-  for (RowTile& r : s.run) {
-    Products::load_queries(call, r);
-    gather_rows(r.o_t.data(), nullptr, state.o, r.begin, r.rows, head, call.columns_p, Products::row_lanes, 1);
-    r.begin_terms(call);
-    r.read(r.m.data(), state.m, call);
-    r.read(r.l.data(), state.l, call);
-    for (GatedLanes& g : r.sums) r.read(g.carry.data(), state.carry[g.which], call);
-  }
-  for_each_key_tile(
-      call.keys, call.settings.tile, Walk::near_to_far, [&](std::int64_t key_begin) __attribute__((always_inline)) {
-        s.meet_keys(
-            call,
-            key_begin, [&]() __attribute__((always_inline)) { Products::load_keys(call, s.key_tile, head, true); },
-            [&](RowTile & r)
-                __attribute__((always_inline)) { forward_tile<Products>(call, state, s.key_tile, r, stats); });
-      });
-  for (RowTile& r : s.run) {
-    scatter_rows(state.o, r.o_t.data(), r.begin, r.rows, head, Products::row_lanes, 1, Into::overwrite);
-    r.write(state.m, r.m.data(), call);
-    r.write(state.l, r.l.data(), call);
-    for (GatedLanes& g : r.sums) r.write(state.carry[g.which], g.carry.data(), call);
-  }
-}
-
-// ---- backward -------------------------------------------------------------------------------------------------------
-
-/// A = exp(logit - lse) in t.logit (what O was made of, once dropped); d_logit = A (dO·U - delta).
-template <int L> [[gnu::always_inline]] inline void weights_backward(const Call& call, KeyTile& t, const RowTile& r) {
-  float *weight = t.logit.data(), *d_logit = t.d_logit.data();
-  const float *lse = r.m.data(), *delta = r.delta.data();
-  if (!r.dropout) {
-    for (std::int64_t j = 0; j < t.keys; ++j)
-      for (int lane = 0; lane < L; ++lane) {
-        weight[j * L + lane] = fast_exp(weight[j * L + lane] - lse[lane]);
-        d_logit[j * L + lane] = weight[j * L + lane] * (d_logit[j * L + lane] - delta[lane]);
-      }
-    return;
-  }
-  find_kept<L>(call, t, r);
-  for (std::int64_t j = 0; j < t.keys; ++j)
-    for (int lane = 0; lane < L; ++lane) {
-      const std::int64_t at = j * L + lane;
-      const float full = fast_exp(weight[at] - lse[lane]);
-      d_logit[at] = full * (t.kept[at] * d_logit[at] - delta[lane]);
-      weight[at] = full * t.kept[at];
-    }
-}
-
-template <class Products>
-[[gnu::always_inline]] inline void backward_tile(const Call& call, const AttentionGradients& out,
-                                                 const AttentionSaved& saved, KeyTile& t, RowTile& r) {
-  constexpr int L = Products::row_lanes, W = Products::width;
-  Products::scores(call, t, r);
-  if (!r.sums.empty()) gated_again<L, W>(call, saved, t, r);
-  if (r.order_free) add_order_free<L, W>(call, t, r);
-  apply_mask<L>(t.logit.data(), r.pair, masked);
-  Products::value_scores(call, t, r);
-  weights_backward<L>(call, t, r);
-  Products::add_to_values(call, t, r);
-  const float* d_score = terms_backward<L, W>(call, out, t, r);
-  Products::add_to_queries(call, t, r, d_score);
-  Products::add_to_keys(call, t, r, d_score);
-}
-
-/// Sums of a key tile over the run.
-[[gnu::always_inline]] inline void clear_key_sums(const Call& call, KeyTile& t) {
-  std::fill_n(t.dk.data(), largest_tile * row_stride(call.depth_p), 0.0f);
-  std::fill_n(t.du.data(), largest_tile * row_stride(call.columns_p), 0.0f);
-}
-
-[[gnu::always_inline]] inline void add_key_sums(const Call& call, const AttentionGradients& out, const KeyTile& t,
-                                                std::int64_t head) {
-  const auto row_of = [&](std::int64_t j) __attribute__((always_inline)) { return t.begin + j; };
-  add_to_keys(call, out.dk, t.dk.data(), t.keys, row_of, head, 0, call.depth_p);
-  add_to_keys(call, out.dv, t.du.data(), t.keys, row_of, head, 0, call.columns_p);
-  if (out.dz) add_to_keys(call, out.dz, t.du.data(), t.keys, row_of, head, call.depth, call.columns_p);
-}
-
-/// What backward reads beside queries and keys, and where it writes.
-struct BackwardArrays {
-  const AttentionGradients& out;
-  const AttentionBackwardState& state;
-  const View& d_o;
-  const AttentionSaved& saved;
-};
-
-/// A run of query tiles against all keys of the chunk, far → near, for one head.
-template <class Products>
-[[gnu::always_inline]] inline void backward_run(const Call& call, Scratch& s, const BackwardArrays& b,
-                                                std::int64_t head, float* fire_shared) {
-  for (RowTile& r : s.run) {
-    Products::load_queries(call, r, b.d_o);
-    std::fill_n(r.dq_t.data(), call.depth_p * call.lane_count, 0.0f);
-    r.begin_terms(call);
-    r.read(r.m.data(), b.saved.lse, call);
-    r.read(r.delta.data(), b.saved.delta, call);
-    for (GatedLanes& g : r.sums) {
-      r.read(g.carry.data(), b.state.carry[g.which], call);
-      r.read(g.gate_grad.data(), b.state.gate_grad[g.which], call);
-    }
-  }
-  KeyTile& t = s.key_tile;
-  for_each_key_tile(
-      call.keys, call.settings.tile, Walk::far_to_near, [&](std::int64_t key_begin) __attribute__((always_inline)) {
-        const auto load = [&]() __attribute__((always_inline)) {
-          Products::load_keys(call, t, head, true);
-          clear_key_sums(call, t);
-        };
-        if (s.meet_keys(
-                call, key_begin, load, [&](RowTile & r) __attribute__((always_inline)) {
-                  backward_tile<Products>(call, b.out, b.saved, t, r);
-                }))
-          add_key_sums(call, b.out, t, head);
-      });
-  for (RowTile& r : s.run) {
-    scatter_rows(b.out.dq, r.dq_t.data(), r.begin, r.rows, head, Products::row_lanes, call.scale, Into::add);
-    end_terms<Products::row_lanes>(call, b.out, b.state, r, fire_shared);
-  }
-}
-
-// ---- gate sums ------------------------------------------------------------------------------------------------------
-
-template <class Products>
-[[gnu::always_inline]] inline void gate_sum_tile(const Call& call, const View& total, int which, KeyTile& t,
-                                                 RowTile& r) {
-  constexpr int L = Products::row_lanes, W = Products::width;
-  GatedLanes& g = r.sums[0].which == which ? r.sums[0] : r.sums[1];
-  g.find_gates(r.pair);
-  if (!g.gates.any) return;
-  if (!g.separate) Products::scores(call, t, r);
-  g.path = terms::TilePath(true, g.gates, call.settings.flat_tiles);
-  read_gates<L, W>(g, t.logit.data(), r.pair, r.head);
-  for (std::int64_t lane = 0; lane < r.rows; ++lane)
-    total.as<std::int64_t>()[call.at(r.begin + lane, r.head)] += g.fixed_total(lane);
-}
-
-template <class Products>
-[[gnu::always_inline]] inline void gate_sum_run(const Call& call, Scratch& s, const View& total, int which,
-                                                std::int64_t head) {
-  for (RowTile& r : s.run) {
-    Products::load_queries(call, r);
-    r.begin_terms(call);
-  }
-  for_each_key_tile(
-      call.keys, call.settings.tile, Walk::near_to_far, [&](std::int64_t key_begin) __attribute__((always_inline)) {
-        s.meet_keys(
-            call,
-            key_begin, [&]() __attribute__((always_inline)) { Products::load_keys(call, s.key_tile, head, false); },
-            [&](RowTile & r)
-                __attribute__((always_inline)) { gate_sum_tile<Products>(call, total, which, s.key_tile, r); });
-      });
-}
-
-// ---- instruction sets and threads -----------------------------------------------------------------------------------
 
 /// A chunk of few rows (small tiles, a generated token) gets 16 lanes, else 64.
-bool few_rows(Isa isa, const QueryChunk& queries, const AttentionSettings& settings) {
-  return isa != Isa::portable && std::min(settings.tile, queries.q.dim(0)) <= 16;
+int lanes_for(Isa isa, const QueryChunk& queries, const AttentionSettings& settings) {
+  return isa != Isa::portable && std::min(settings.tile, queries.q.dim(0)) <= 16 ? 16 : 64;
 }
 
-/// Calls body(products), compiled for the instruction set.
-template <class Body> void with_products(Isa isa, int lane_count, const Body& body) {
-  const bool few = lane_count == 16;
-  if (isa == Isa::portable) run_portable([&]() __attribute__((always_inline)) { body(F32Products<64, 4>{}); });
-  else if (isa == Isa::avx2 && few) run_avx2([&]() __attribute__((always_inline)) { body(F32Products<16, 8>{}); });
-  else if (isa == Isa::avx2) run_avx2([&]() __attribute__((always_inline)) { body(F32Products<64, 8>{}); });
-  else if (few) run_avx512([&]() __attribute__((always_inline)) { body(F32Products<16, 16>{}); });
-  else run_avx512([&]() __attribute__((always_inline)) { body(F32Products<64, 16>{}); });
-}
-
-/// body(products, scratch, head, piece) for each run of query tiles and each head, the longest runs first.
-template <class Body> void for_each_run(const Call& call, Isa isa, const Body& body) {
-  const std::int64_t runs = call.runs();
-  parallel_for(runs * call.heads, [&](std::int64_t piece) {
-    Scratch& s = scratch_of_thread();
-    const std::int64_t head = piece % call.heads;
-    s.begin_run(call, runs - 1 - piece / call.heads, head);
-    with_products(
-        isa, call.lane_count, [&](auto products) __attribute__((always_inline)) { body(products, s, head, piece); });
+/// Calls f(call, with_products).
+template <class F>
+void with_call(const QueryChunk& queries, const KeyChunk& keys, const AttentionSettings& settings, const F& f) {
+  const Isa isa = best_isa();
+  const bool tiles = on_tile_unit(isa, queries, keys);
+  const Call call(queries, keys, settings, lanes_for(isa, queries, settings), tiles ? tile_depth : padded);
+  const bool few = call.lane_count == 16;
+  if (tiles)
+    return f(call, [few](const auto& body) {
+      if (few) run_avx512([&]() __attribute__((always_inline)) { body(Bf16Products<AmxTiles, 16, 16>{}); });
+      else run_avx512([&]() __attribute__((always_inline)) { body(Bf16Products<AmxTiles, 64, 16>{}); });
+    });
+  f(call, [few, isa](const auto& body) {
+    if (isa == Isa::portable) run_portable([&]() __attribute__((always_inline)) { body(F32Products<64, 4>{}); });
+    else if (isa == Isa::avx2 && few) run_avx2([&]() __attribute__((always_inline)) { body(F32Products<16, 8>{}); });
+    else if (isa == Isa::avx2) run_avx2([&]() __attribute__((always_inline)) { body(F32Products<64, 8>{}); });
+    else if (few) run_avx512([&]() __attribute__((always_inline)) { body(F32Products<16, 16>{}); });
+    else run_avx512([&]() __attribute__((always_inline)) { body(F32Products<64, 16>{}); });
   });
-}
-
-/// Memory of the calling thread for one result per piece of work.
-template <class T> std::vector<T>& results_of_pieces(std::int64_t pieces) {
-  static thread_local std::vector<T> results;
-  results.assign(std::size_t(pieces), T{});
-  return results;
 }
 
 }  // namespace
 
 void attention_forward(const AttentionState& state, const QueryChunk& queries, const KeyChunk& keys,
                        const AttentionSettings& settings, AttentionStats& stats) {
-  const Isa isa = best_isa();
-  const Call call(queries, keys, settings, few_rows(isa, queries, settings) ? 16 : 64);
-  std::vector<AttentionStats>& of_pieces = results_of_pieces<AttentionStats>(call.runs() * call.heads);
-  for_each_run(
-      call, isa, [&](auto products, Scratch& s, std::int64_t head, std::int64_t piece) __attribute__((always_inline)) {
-        forward_run<decltype(products)>(call, s, state, head, of_pieces[std::size_t(piece)]);
-      });
-  for (const AttentionStats& piece : of_pieces) {
-    stats.gate_sum += piece.gate_sum;
-    stats.gates += piece.gates;
-    stats.tiles += piece.tiles;
-    stats.saturated_tiles += piece.saturated_tiles;
-  }
+  with_call(queries, keys, settings,
+            [&](const Call& call, const auto& with_products) { forward_pieces(call, with_products, state, stats); });
 }
 
 void attention_backward(const AttentionGradients& out, const AttentionBackwardState& state, const QueryChunk& queries,
                         const KeyChunk& keys, const View& d_o, const AttentionSaved& saved,
                         const AttentionSettings& settings) {
-  const Isa isa = best_isa();
-  const Call call(queries, keys, settings, few_rows(isa, queries, settings) ? 16 : 64);
   const BackwardArrays arrays{out, state, d_o, saved};
-  const std::int64_t width = shared_entries(settings.shared.fire), heads_of_group = call.heads / call.groups;
-  std::vector<float>& fire_shared = results_of_pieces<float>(call.groups * width);
-  parallel_for(call.groups, [&](std::int64_t group) {
-    Scratch& s = scratch_of_thread();
-    for (std::int64_t run = 0; run < call.runs(); ++run)
-      for (std::int64_t head = group * heads_of_group; head < (group + 1) * heads_of_group; ++head) {
-        s.begin_run(call, run, head);
-        with_products(
-            isa, call.lane_count, [&](auto products) __attribute__((always_inline)) {
-              backward_run<decltype(products)>(call, s, arrays, head, fire_shared.data() + group * width);
-            });
-      }
-  });
-  if (width == 0) return;
-  for (std::int64_t group = 0; group < call.groups; ++group)
-    add_shared_fire_gradients(out.shared.fire, fire_shared.data() + group * width, settings.shared.fire.in.dim(0));
+  with_call(queries, keys, settings,
+            [&](const Call& call, const auto& with_products) { backward_pieces(call, with_products, arrays); });
 }
 
 void attention_gate_sum(const View& sum, int which, const QueryChunk& queries, const KeyChunk& keys,
                         const AttentionSettings& settings) {
-  const Isa isa = best_isa();
-  const Call call(queries, keys, settings, few_rows(isa, queries, settings) ? 16 : 64);
-  for_each_run(
-      call, isa, [&](auto products, Scratch& s, std::int64_t head, std::int64_t) __attribute__((always_inline)) {
-        gate_sum_run<decltype(products)>(call, s, sum, which, head);
-      });
+  with_call(queries, keys, settings,
+            [&](const Call& call, const auto& with_products) { gate_sum_pieces(call, with_products, sum, which); });
 }
 
 }  // namespace capstan::kernels::cpu

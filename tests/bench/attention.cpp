@@ -9,18 +9,23 @@
 //   attention_cope_rare/D/N               gates about σ(-6)
 //   attention_hierarchical/D/N            H-B, blocks of 256
 //   attention_tape/D/N                    values twice as wide
-//   …_bf16                                the same, inputs stored in bf16
+//   …_bf16                                the same, inputs stored in bf16, arithmetic as the machine has it
+//   …_amx, product_bf16/n/threads:2       the same on the tile unit; skipped where there is none. No number was ever taken: the
+//                                         machine that this was written on has none.
 
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <ctime>
 #include <limits>
 #include <string>
 
+#include "kernels/amx.h"
 #include "kernels/attention_tile.h"
 #include "kernels/linear.h"
+#include "kernels/threads.h"
 #include "tests/support/tensors.h"
 
 namespace capstan::tests {
@@ -146,7 +151,15 @@ struct Problem {
   }
 };
 
-void attention(benchmark::State& state, Kind kind, DType type) {
+/// True if there is none, with a line in the report.
+bool skipped_without_tile_unit(benchmark::State& state) {
+  if (kernels::has_amx()) return false;
+  state.SkipWithError("this machine has no tile unit for bf16 (AMX)");
+  return true;
+}
+
+void attention(benchmark::State& state, Kind kind, DType type, bool on_tile_unit) {
+  if (on_tile_unit && skipped_without_tile_unit(state)) return;
   Problem p(kind, state.range(0), state.range(1), type);
   double forward = std::numeric_limits<double>::infinity(), backward = forward;
   for (auto _ : state) {
@@ -180,14 +193,33 @@ void product(benchmark::State& state) {
   state.counters["GFLOP/s"] = 2e-9 * double(n) * double(n) * double(n) / best;
 }
 
+/// On two threads: half its rate in wall time is what one thread's attention is held against.
+void product_bf16(benchmark::State& state) {
+  if (skipped_without_tile_unit(state)) return;
+  const std::int64_t n = state.range(0);
+  const auto random = [n](std::uint64_t seed) { return random_tensor({n, n}, DType::bf16, Device::cpu, seed); };
+  const Tensor x = random(1), w = random(2), y = zeros_like(x);
+  kernels::set_threads(int(state.range(1)));
+  double best = std::numeric_limits<double>::infinity();
+  for (auto _ : state) {
+    const auto begin = std::chrono::steady_clock::now();
+    kernels::linear_forward(y, x, w);
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  kernels::set_threads(1);
+  state.counters["half_GFLOP/s"] = 1e-9 * double(n) * double(n) * double(n) / best;
+}
+
+BENCHMARK(product_bf16)->ArgNames({"n", "threads"})->Args({2048, 2})->Iterations(8)->Unit(benchmark::kMillisecond);
 BENCHMARK(product)->ArgName("n")->Arg(2048)->Iterations(8)->Unit(benchmark::kMillisecond);
 
 /// Lengths: the middle one three times, for the best; long ones once.
 void add(const std::string& name, Kind kind, DType type, std::initializer_list<std::int64_t> depths,
-         std::initializer_list<std::int64_t> lengths) {
+         std::initializer_list<std::int64_t> lengths, bool on_tile_unit = false) {
   for (std::int64_t depth : depths)
     for (std::int64_t length : lengths)
-      benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) { attention(state, kind, type); })
+      benchmark::RegisterBenchmark(name.c_str(),
+                                   [=](benchmark::State& state) { attention(state, kind, type, on_tile_unit); })
           ->ArgNames({"D", "N"})
           ->Args({depth, length})
           ->Iterations(length <= 8192 ? 4 : 1)
@@ -200,6 +232,8 @@ const bool added = [] {
   add("attention_tape", Kind::tape, DType::f32, {128, 64}, {8192});
   add("attention_plain_bf16", Kind::plain, DType::bf16, {128, 64}, {8192});
   add("attention_cope_unsaturated_bf16", Kind::cope_unsaturated, DType::bf16, {128, 64}, {8192});
+  add("attention_plain_amx", Kind::plain, DType::bf16, {128}, {8192}, true);
+  add("attention_cope_unsaturated_amx", Kind::cope_unsaturated, DType::bf16, {128}, {8192}, true);
   add("attention_plain", Kind::plain, DType::f32, {64}, {16384, 32768, 65536});
   add("attention_cope_half", Kind::cope_half, DType::f32, {64}, {16384, 32768});
   add("attention_cope_rare", Kind::cope_rare, DType::f32, {64}, {16384, 32768});

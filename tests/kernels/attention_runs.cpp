@@ -1,5 +1,7 @@
 #include "tests/kernels/attention_runs.h"
 
+#include <gtest/gtest.h>
+
 #include <cmath>
 
 #include "tests/support/tensors.h"
@@ -154,7 +156,7 @@ AttentionSettings settings_for(const AttentionProblem& problem, std::int64_t til
 }
 
 TileRun run_tiles(const AttentionProblem& problem, DType type, Device device, const AttentionSettings& wish,
-                  const TileCuts& cuts) {
+                  const TileCuts& cuts, const TileKernels& tile_kernels) {
   const TileInputs inputs(problem, type, device, cuts.values_are_gates);
   const AttentionSettings settings = inputs.settings(wish);
   const std::int64_t tokens = problem.q.shape()[0], begin = cuts.query_begin,
@@ -168,7 +170,7 @@ TileRun run_tiles(const AttentionProblem& problem, DType type, Device device, co
   const kernels::AttentionState state{run.o, run.lse, l, views_of(run.carry), views_of(run.horizon)};
   attention_begin(state);
   for (std::size_t c = edges.size() - 1; c-- > 0;)
-    attention_forward(state, queries, inputs.keys(edges[c], edges[c + 1]), settings, &run.stats);
+    tile_kernels.forward(state, queries, inputs.keys(edges[c], edges[c + 1]), settings, &run.stats);
   attention_finish(state);
 
   const View d_rows = part(inputs.d_o(), begin, end);
@@ -178,9 +180,60 @@ TileRun run_tiles(const AttentionProblem& problem, DType type, Device device, co
   kernels::attention_delta(delta, converted(d_rows, kernels::wide(type), device), run.o);
   kernels::attention_backward_begin(back, saved);
   for (std::size_t c = 0; c + 1 < edges.size(); ++c)
-    attention_backward(inputs.gradients(run, edges[c], edges[c + 1], cuts.frozen), back, queries,
-                       inputs.keys(edges[c], edges[c + 1]), d_rows, saved, settings);
+    tile_kernels.backward(inputs.gradients(run, edges[c], edges[c + 1], cuts.frozen), back, queries,
+                          inputs.keys(edges[c], edges[c + 1]), d_rows, saved, settings);
   return run;
+}
+
+std::vector<std::pair<std::string, View>> arrays_of(const TileRun& run) {
+  std::vector<std::pair<std::string, View>> arrays;
+  const auto add = [&](const char* name, const Tensor& x) {
+    if (x) arrays.emplace_back(name, x);
+  };
+  add("o", run.o);
+  add("lse", run.lse);
+  for (int w = 0; w < gated_sums; ++w) {
+    add("carry", run.carry[w]);
+    add("horizon", run.horizon[w]);
+    add("carry left", run.carry_left[w]);
+    add("gate_grad", run.gate_grad[w]);
+  }
+  add("dq", run.dq);
+  add("dk", run.dk);
+  add("dv", run.dv);
+  add("dz", run.dz);
+  add("dtable", run.dtable);
+  for (const auto& [name, gradient] : run.d_terms.all()) add(name, *gradient);
+  return arrays;
+}
+
+void expect_same_run(const TileRun& a, const TileRun& b) {
+  const auto of_a = arrays_of(a), of_b = arrays_of(b);
+  ASSERT_EQ(of_a.size(), of_b.size());
+  for (std::size_t n = 0; n < of_a.size(); ++n) EXPECT_TRUE(same_bits(of_a[n].second, of_b[n].second)) << of_a[n].first;
+  EXPECT_EQ(a.stats.gate_sum, b.stats.gate_sum);
+  EXPECT_EQ(a.stats.gates, b.stats.gates);
+  EXPECT_EQ(a.stats.tiles, b.stats.tiles);
+  EXPECT_EQ(a.stats.saturated_tiles, b.stats.saturated_tiles);
+}
+
+Tensor gentle_table(const Tensor& table) {
+  Tensor gentle = table.clone();
+  const std::int64_t npos = table.shape()[2];
+  for (std::int64_t at = 0; at < table.view().elements(); at += npos)
+    for (std::int64_t n = 1; n < npos; ++n)
+      gentle.as<double>()[at + n] =
+          float(table.as<double>()[at] + 0.2 * table.as<double>()[at + 1] * double(n) / double(npos));
+  return gentle;
+}
+
+AttentionProblem rounded_to_bf16(const AttentionProblem& problem) {
+  AttentionProblem copy = problem.cast(DType::f64);
+  const auto round = [](Tensor& x) {
+    if (x) x = converted(converted(x, DType::bf16, Device::cpu), DType::f64, Device::ref);
+  };
+  for (Tensor* x : {&copy.q, &copy.k, &copy.v, &copy.d_o, &copy.terms.gate_q[0], &copy.terms.gate_k[0]}) round(*x);
+  return copy;
 }
 
 void for_each_result(const TileRun& run, const DenseOutputs& outputs, const DenseGradients& gradients,

@@ -58,9 +58,27 @@ class TileInputs {
 std::array<kernels::View, kernels::gated_sums> views_of(
     const std::array<kernels::Tensor, kernels::gated_sums>& tensors);
 
+/// What runs: the kernels of the device, unless a test brings others.
+struct TileKernels {
+  decltype(&kernels::attention_forward) forward = kernels::attention_forward;
+  decltype(&kernels::attention_backward) backward = kernels::attention_backward;
+};
+
 /// Forward and backward.
 TileRun run_tiles(const AttentionProblem& problem, kernels::DType type, kernels::Device device,
-                  const kernels::AttentionSettings& settings, const TileCuts& cuts = {});
+                  const kernels::AttentionSettings& settings, const TileCuts& cuts = {},
+                  const TileKernels& tile_kernels = {});
+/// Every array that a run leaves, with its name.
+std::vector<std::pair<std::string, kernels::View>> arrays_of(const TileRun& run);
+/// All arrays and statistics, bit for bit.
+void expect_same_run(const TileRun& a, const TileRun& b);
+
+/// Gradients jump where a position is an integer. There f32 and f64 may fall on different sides, both the kernel and
+/// the naive implementation, each by its own chance. A table that hardly rises keeps the jumps below the rounding
+/// errors that are compared.
+kernels::Tensor gentle_table(const kernels::Tensor& table);
+/// A copy of a problem with q, k, v, d_o and the gates of sum 0 rounded to bf16.
+AttentionProblem rounded_to_bf16(const AttentionProblem& problem);
 
 /// The settings that a problem asks for, but for the shared weights, which run_tiles fills in.
 kernels::AttentionSettings settings_for(const AttentionProblem& problem, std::int64_t tile);

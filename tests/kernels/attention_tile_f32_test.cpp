@@ -26,19 +26,6 @@ using kernels::QueryChunk;
 using kernels::Tensor;
 using kernels::View;
 
-/// Gradients jump where a position is an integer. There f32 and f64 may fall on different sides, both the kernel and
-/// the naive implementation, each by its own chance. A table that hardly rises keeps the jumps below the rounding
-/// errors that are compared.
-Tensor gentle_table(const Tensor& table) {
-  Tensor gentle = table.clone();
-  const std::int64_t npos = table.shape()[2];
-  for (std::int64_t at = 0; at < table.view().elements(); at += npos)
-    for (std::int64_t n = 1; n < npos; ++n)
-      gentle.as<double>()[at + n] =
-          float(table.as<double>()[at] + 0.2 * table.as<double>()[at + 1] * double(n) / double(npos));
-  return gentle;
-}
-
 /// Those of this machine.
 std::vector<Isa> instruction_sets() {
   std::vector<Isa> sets;
