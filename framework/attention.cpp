@@ -37,16 +37,21 @@ Attention::Attention(const ModelConfig& config, const std::string& prefix, int l
       o_(parameters.declare(prefix + ".self_attn.o_proj.weight", {config.hidden_size, heads_ * head_size_},
                             Init::normal)) {}
 
+Tensor Attention::normed(const View& x) const {
+  Tensor xn = empty_like(x);
+  kernels::rmsnorm_forward(xn, x, norm_.value, norm_eps_);
+  return xn;
+}
+
 AttentionLocal Attention::local(const View& x, const View& z) const {
   AttentionLocal local;
-  local.xn = empty_like(x);
-  kernels::rmsnorm_forward(local.xn, x, norm_.value, norm_eps_);
-  local.q = project_heads(local.xn, q_, heads_, head_size_);
-  local.k = project_heads(local.xn, k_, kv_heads_, head_size_);
-  local.v = project_heads(local.xn, v_, kv_heads_, head_size_);
+  const Tensor xn = normed(x);
+  local.q = project_heads(xn, q_, heads_, head_size_);
+  local.k = project_heads(xn, k_, kv_heads_, head_size_);
+  local.v = project_heads(xn, v_, kv_heads_, head_size_);
   if (prepares()) {
-    const WideView xn(local.xn), q(local.q), k(local.k), v(local.v);
-    local.prepared = encoding_.prepare(layer_, {xn, q, k, v});
+    const WideView wide_xn(xn), q(local.q), k(local.k), v(local.v);
+    local.prepared = encoding_.prepare(layer_, {wide_xn, q, k, v});
   }
   if (!rotates()) return local;
   const auto rotated = [&](Side side, const Tensor& plain) {
@@ -58,6 +63,10 @@ AttentionLocal Attention::local(const View& x, const View& z) const {
   local.k_rot = rotated(Side::keys, local.k);
   if (local.prepared.gate_k[0] && encoding_.terms(layer_).rotated_gates)
     local.gate_k_rot = rotated(Side::keys, local.prepared.gate_k[0]);
+  if (!prepares() && !z) {
+    local.q = {};
+    local.k = {};
+  }
   return local;
 }
 
@@ -157,7 +166,8 @@ void Attention::backward(const SequenceContext& context, const View& dx, const V
   // attend
   const parallel::RingInputs in = inputs(context, local, z);
   const auto sum_like = [&](const View& like) { return Tensor(like.shape(), sums, like.device(), Fill::none); };
-  Tensor dq = sum_like(local.q), dk = sum_like(local.k), dv = sum_like(local.v), dz_values;
+  const Tensor &q = local.q ? local.q : local.q_rot, &k = local.k ? local.k : local.k_rot;
+  Tensor dq = sum_like(q), dk = sum_like(k), dv = sum_like(local.v), dz_values;
   if (in.z && !in.make_z) dz_values = zeros_like(z);
   std::vector<Tensor> held;  // gradients of what the terms brought
   const auto like = [&](const View& value) { return value ? held.emplace_back(sum_like(value)).view() : View(); };
@@ -178,16 +188,16 @@ void Attention::backward(const SequenceContext& context, const View& dx, const V
 
   // local: rotate and prepare, then the projections and the norm
   if (rotates()) {
-    encoding_.rotate_backward(layer_, Side::queries, dq, dz, local.q, z);
-    encoding_.rotate_backward(layer_, Side::keys, dk, dz, local.k, z);
+    encoding_.rotate_backward(layer_, Side::queries, dq, dz, local.q ? local.q.view() : View(), z);
+    encoding_.rotate_backward(layer_, Side::keys, dk, dz, local.k ? local.k.view() : View(), z);
   }
-  Tensor dxn(local.xn.shape(), sums, d_out.device());
-  terms_backward({dxn, dq, dk, dv}, out.terms, local, dz, z);
+  const Tensor xn = normed(x), dxn(x.shape(), sums, x.device());
+  terms_backward({dxn, dq, dk, dv}, out.terms, local, xn, dz, z);
   const auto back = [&](const Tensor& d_wide, const Parameter& w) {
     const Tensor narrow = type == sums ? Tensor() : kernels::converted(d_wide, type);
     const View d = matrix(narrow ? narrow : d_wide);
     kernels::linear_backward_input(dxn, d, w.value, Into::add);
-    if (w.grad) kernels::linear_backward_weight(w.grad, d, local.xn);
+    if (w.grad) kernels::linear_backward_weight(w.grad, d, xn);
   };
   back(dq, q_);
   back(dk, k_);
@@ -197,7 +207,7 @@ void Attention::backward(const SequenceContext& context, const View& dx, const V
 
 /// Gate queries and keys are q and keys, rotated or not; the rest goes to prepare.
 void Attention::terms_backward(const Projections& d, const parallel::RingTerms& from, const AttentionLocal& local,
-                               const View& dz, const View& z) const {
+                               const View& xn, const View& dz, const View& z) const {
   for (const View& gate_q : from.gate_q)
     if (gate_q) kernels::add(d.q, gate_q);
   const bool separate = bool(local.prepared.gate_k[0]);
@@ -209,7 +219,7 @@ void Attention::terms_backward(const Projections& d, const parallel::RingTerms& 
   if (!prepares()) return;
   const auto rows = [&](const View& x, const Tensor& like) { return x && like ? x.reshape(like.shape()) : View(); };
   const Prepared& p = local.prepared;
-  const WideView xn(local.xn), q(local.q), k(local.k), v(local.v);
+  const WideView wide_xn(xn), q(local.q), k(local.k), v(local.v);
   encoding_.prepare_backward(
       layer_, d,
       {{rows(from.table[0], p.table[0]), rows(from.table[1], p.table[1])},
@@ -217,7 +227,7 @@ void Attention::terms_backward(const Projections& d, const parallel::RingTerms& 
        rows(from.offset_source, p.offset_source),
        rows(from.offset_table, p.offset_table),
        rows(from.relative, p.relative)},
-      {xn, q, k, v});
+      {wide_xn, q, k, v});
 }
 
 }  // namespace capstan::framework

@@ -41,10 +41,9 @@ class WideView {
   View x_;
 };
 
-/// Token-local values before the ring. N = B·T.
+/// Token-local values before the ring. N = B·T. The norm's result is not among them: it costs less to make than to keep.
 struct AttentionLocal {
-  Tensor xn;            // [N, C]
-  Tensor q, k, v;       // [N, H, D], [N, G, D], [N, G, D]
+  Tensor q, k, v;       // [N, H, D], [N, G, D], [N, G, D]; q, k empty where only the rotated ones are read
   Tensor q_rot, k_rot;  // as q, k after the encoding's rotation; empty if it has none
   Tensor gate_k_rot;    // separate gate keys after the rotation, where gates see rotated keys
   Prepared prepared;
@@ -73,8 +72,9 @@ class Attention {
  private:
   parallel::RingInputs inputs(const SequenceContext& context, const AttentionLocal& local, const View& z) const;
   kernels::AttentionSettings settings(const SequenceContext& context) const;
+  Tensor normed(const View& x) const;
   void terms_backward(const Projections& d, const parallel::RingTerms& from, const AttentionLocal& local,
-                      const View& dz, const View& z) const;
+                      const View& xn, const View& dz, const View& z) const;
   Tensor value_average(const View& o) const;
   bool rotates() const { return encoding_.claims().rotation; }
   /// Score terms whose arrays are made from the projections.

@@ -71,17 +71,48 @@ Tensor Block::after_attention(const SequenceContext& context, const View& x, con
   return x_mid;
 }
 
-/// m = W_down (silu(W_gate xn) · W_up xn), xn = norm(x_mid)
-MlpLocal Block::mlp(const View& x_mid) const {
+// m = W_down (silu(W_gate xn) · W_up xn), xn = norm(x_mid)
+
+Tensor Block::normed(const View& x_mid) const {
+  Tensor xn = empty_like(x_mid);
+  kernels::rmsnorm_forward(xn, x_mid, norm_.value, norm_eps_);
+  return xn;
+}
+
+MlpLocal Block::gates(const View& x_mid) const {
+  const Tensor xn = normed(x_mid);
   const std::int64_t hidden = gate_.shape[0];
-  MlpLocal local{empty_like(x_mid), rows_of(x_mid, hidden), rows_of(x_mid, hidden), rows_of(x_mid, hidden),
-                 empty_like(x_mid)};
-  kernels::rmsnorm_forward(local.xn, x_mid, norm_.value, norm_eps_);
-  kernels::linear_forward(local.gate, local.xn, gate_.value);
-  kernels::linear_forward(local.up, local.xn, up_.value);
-  kernels::swiglu_forward(local.h, local.gate, local.up);
-  kernels::linear_forward(local.m, local.h, down_.value);
+  MlpLocal local{rows_of(x_mid, hidden), rows_of(x_mid, hidden), {}};
+  kernels::linear_forward(local.gate, xn, gate_.value);
+  kernels::linear_forward(local.up, xn, up_.value);
   return local;
+}
+
+Tensor Block::mlp_output(const MlpLocal& local) const {
+  const Tensor h = empty_like(local.gate);
+  kernels::swiglu_forward(h, local.gate, local.up);
+  Tensor m = rows_of(h, down_.shape[0]);
+  kernels::linear_forward(m, h, down_.value);
+  return m;
+}
+
+/// From m's last line up; dx takes the gradient of x_mid. Gradients take the memory of what they are of.
+void Block::mlp_backward(const View& dx, const View& dm, const View& x_mid, MlpLocal local) const {
+  {
+    const Tensor h = empty_like(local.gate);
+    kernels::swiglu_forward(h, local.gate, local.up);
+    if (down_.grad) kernels::linear_backward_weight(down_.grad, dm, h);
+    const Tensor& dh = h;
+    kernels::linear_backward_input(dh, dm, down_.value);
+    kernels::swiglu_backward(local.gate, local.up, dh, local.gate, local.up);
+  }
+  const Tensor &dgate = local.gate, &dup = local.up, xn = normed(x_mid);
+  if (gate_.grad) kernels::linear_backward_weight(gate_.grad, dgate, xn);
+  if (up_.grad) kernels::linear_backward_weight(up_.grad, dup, xn);
+  const Tensor& dxn = xn;
+  kernels::linear_backward_input(dxn, dgate, gate_.value);
+  kernels::linear_backward_input(dxn, dup, up_.value, Into::add);
+  kernels::rmsnorm_backward(dx, norm_.grad, dxn, x_mid, norm_.value, norm_eps_, Into::add);
 }
 
 BlockOutput Block::forward(const SequenceContext& context, Tensor x, Tensor z, Keep keep, BlockSaved& saved,
@@ -91,19 +122,22 @@ BlockOutput Block::forward(const SequenceContext& context, Tensor x, Tensor z, K
   if (keep == Keep::everything) saved.attention = std::move(local);
   local = {};
   Tensor x_mid = after_attention(context, x, ring);
-  MlpLocal hidden = mlp(x_mid);
+  MlpLocal hidden = gates(x_mid);
+  Tensor m = mlp_output(hidden);
 
   BlockOutput out;
   out.x = x_mid.clone();
   if (context.dropout.rate == 0) {
-    kernels::add(out.x, hidden.m);
+    kernels::add(out.x, m);
   } else {
-    const Tensor dropped = hidden.m.clone();
+    const Tensor dropped = m.clone();
     drop(dropped, context.rows.index, context.dropout, layer_, "mlp");
     kernels::add(out.x, dropped);
   }
-  if (encoding_.travels(layer_))
-    out.z = encoding_.update(layer_, z, attention_.state_average(ring), WideView(hidden.m));
+  if (encoding_.travels(layer_)) {
+    out.z = encoding_.update(layer_, z, attention_.state_average(ring), WideView(m));
+    hidden.m = std::move(m);
+  }
   if (stats) collect(*stats, context, ring, out.z);
 
   if (keep == Keep::nothing) return out;
@@ -122,14 +156,15 @@ void Block::backward(const SequenceContext& context, Tensor& dx, Tensor& dz, Blo
   const AttentionLocal local = saved.attention ? std::move(*saved.attention) : attention_.local(saved.x, saved.z);
   const parallel::RingSaved ring =
       saved.ring ? std::move(*saved.ring) : attention_.attend(context, local, saved.z, nullptr);
-  const Tensor x_mid = saved.x_mid ? std::move(saved.x_mid) : after_attention(context, saved.x, ring);
-  const MlpLocal hidden = saved.mlp ? std::move(*saved.mlp) : mlp(x_mid);
+  Tensor x_mid = saved.x_mid ? std::move(saved.x_mid) : after_attention(context, saved.x, ring);
+  MlpLocal hidden = saved.mlp ? std::move(*saved.mlp) : gates(x_mid);
 
   // out.x = x_mid + drop(m), out.z = update(z, p, m)
   Tensor dm = dx.clone(), dz_in, dp;
   drop(dm, context.rows.index, context.dropout, layer_, "mlp");
   if (saved.z) dz_in = zeros_like(saved.z);
   if (encoding_.travels(layer_)) {
+    if (!hidden.m) hidden.m = mlp_output(hidden);
     const Tensor p = attention_.state_average(ring);
     dp = zeros_like(p);
     if (dm.view().type() == p.view().type()) {
@@ -140,20 +175,12 @@ void Block::backward(const SequenceContext& context, Tensor& dx, Tensor& dz, Blo
       kernels::convert(dm, dm_sum);
     }
   }
-
-  // m = W_down h, h = silu(gate) · up, gate = W_gate xn, up = W_up xn, xn = norm(x_mid)
-  Tensor dh = empty_like(hidden.h), dgate = empty_like(hidden.h), dup = empty_like(hidden.h), dxn = empty_like(x_mid);
-  kernels::linear_backward_input(dh, dm, down_.value);
-  if (down_.grad) kernels::linear_backward_weight(down_.grad, dm, hidden.h);
-  kernels::swiglu_backward(dgate, dup, dh, hidden.gate, hidden.up);
-  kernels::linear_backward_input(dxn, dgate, gate_.value);
-  kernels::linear_backward_input(dxn, dup, up_.value, Into::add);
-  if (gate_.grad) kernels::linear_backward_weight(gate_.grad, dgate, hidden.xn);
-  if (up_.grad) kernels::linear_backward_weight(up_.grad, dup, hidden.xn);
-  kernels::rmsnorm_backward(dx, norm_.grad, dxn, x_mid, norm_.value, norm_eps_, Into::add);  // dx is now that of x_mid
+  mlp_backward(dx, dm, x_mid, std::move(hidden));  // dx is now that of x_mid
 
   // x_mid = x + drop(W_o y(x, z))
-  const Tensor d_mid = dx.clone();
+  x_mid = {};
+  dm.view().copy_from(dx);
+  const Tensor& d_mid = dm;
   drop(d_mid, context.rows.index, context.dropout, layer_, "attention");
   attention_.backward(context, dx, dz_in, d_mid, dp, saved.x, saved.z, local, ring);
   dz = std::move(dz_in);

@@ -9,17 +9,15 @@ namespace capstan::framework {
 
 /// What forward keeps for backward.
 ///   nothing     evaluation
-///   everything  recompute = none
+///   everything  recompute = none: all but norms and products of two numbers
 ///   ring        recompute = block: block inputs and the ring's results; backward re-runs token-local parts only
 ///   inputs      recompute = block_full: block inputs; backward re-runs the ring too
 enum class Keep : std::uint8_t { nothing, everything, ring, inputs };
 
-/// Token-local values of the MLP. N = B·T.
+/// Token-local values of the MLP. N = B·T. Its norm and h = silu(gate) · up cost less to make again than to keep.
 struct MlpLocal {
-  Tensor xn;        // [N, C]
   Tensor gate, up;  // [N, F]
-  Tensor h;         // [N, F]
-  Tensor m;         // [N, C] output before its residual
+  Tensor m;         // [N, C] output before its residual; where TAPE's update reads it
 };
 
 struct BlockSaved {
@@ -54,7 +52,10 @@ class Block {
   void backward(const SequenceContext& context, Tensor& dx, Tensor& dz, BlockSaved& saved) const;
 
  private:
-  MlpLocal mlp(const View& x_mid) const;
+  Tensor normed(const View& x_mid) const;
+  MlpLocal gates(const View& x_mid) const;
+  Tensor mlp_output(const MlpLocal& local) const;
+  void mlp_backward(const View& dx, const View& dm, const View& x_mid, MlpLocal local) const;
   Tensor after_attention(const SequenceContext& context, const View& x, const parallel::RingSaved& ring) const;
 
   int layer_;

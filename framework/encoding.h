@@ -100,7 +100,7 @@ class Encoding {
 
   // 2. out [N, heads, D] overwrites, from x; heads: H for queries, G for keys.
   virtual void rotate(int /*layer*/, Side, const View& /*out*/, const View& /*x*/, const View& /*z*/) {}
-  /// dx: gradient of out becomes gradient of x in place; dz adds to (absent without state).
+  /// dx: gradient of out becomes gradient of x in place; dz adds to. Without state z and dz are absent, and x may be.
   virtual void rotate_backward(int, Side, const View& /*dx*/, const View& /*dz*/, const View& /*x*/,
                                const View& /*z*/) {}
 

@@ -49,6 +49,7 @@ void Optimizer::narrow_parameters() {
   masters.view().copy_from(piece());
   parameters_.narrow();
   masters_ = std::move(masters);
+  kernels::release_kept_memory();
 }
 
 View Optimizer::piece() const {

@@ -175,4 +175,8 @@ void give_memory(void* memory) {
   else kept().give(memory, header.bytes);
 }
 
+void release_kept_memory() {
+  if (!Kept::ended()) kept().release();
+}
+
 }  // namespace capstan::kernels

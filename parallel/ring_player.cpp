@@ -27,11 +27,21 @@ RingPlayer::RingPlayer(const Ring& ring, const RingRoles& roles, const std::vect
       rows_until_[{w.query_chunk, w.group}] = s;
     }
     for (const Transfer& t : slots[s].send_keys) keys_until_[{t.chunk, t.group}] = s;
+    for (const Transfer& t : slots[s].send_keys) moving_keys_.insert({t.chunk, t.group});
+    for (const auto* list : {&slots[s].send_gradients, &slots[s].receive_gradients})
+      for (const Transfer& t : *list) moving_gradients_.insert({t.chunk, t.group});
   }
 }
 
 Parcel RingPlayer::packed(const Fields& like, const Key& key) const {
   return Parcel::packed(like, ring_.layout, roles_.steps, part(key));
+}
+
+Parcel RingPlayer::own(const Fields& fields, const Key& key) const {
+  if (Parcel::may_be_window(part(key))) return Parcel::window(fields, ring_.layout, roles_.steps, part(key));
+  Parcel copy = packed(fields, key);
+  copy.copy_from(fields, ring_.layout, roles_.steps, part(key));
+  return copy;
 }
 
 int RingPlayer::tag(const Key& key, int kind) const {
@@ -40,26 +50,29 @@ int RingPlayer::tag(const Key& key, int kind) const {
 
 void RingPlayer::complete(KeysInHand& in_hand, const Key& key) const {
   if (!roles_.make_z) return;
-  const View& position = in_hand.keys.all(key_position);
-  const std::int64_t batch = position.dim(0), tokens = ring_.layout.chunks()[key.first].tokens();
+  const std::int64_t batch = roles_.keys[key_k].whole.dim(0), tokens = ring_.layout.chunks()[key.first].tokens();
   const Field& k = roles_.keys[key_k];
   in_hand.z_memory =
       Tensor({batch, tokens, roles_.groups_of_z, roles_.head_size}, kernels::wide(k.whole.type()), k.whole.device());
   for (std::int64_t b = 0; b < batch; ++b) {
     in_hand.made_z.push_back(in_hand.z_memory.view()[b]);
-    roles_.make_z(in_hand.made_z.back(), position[b]);
+    roles_.make_z(in_hand.made_z.back(), in_hand.keys.at(key_position, b));
   }
 }
 
-/// Own keys are packed when they are first asked for.
+/// Own keys are packed when they are first asked for; those that never leave are read where they are.
 KeysInHand& RingPlayer::keys(const Key& key) {
   const auto found = keys_.find(key);
   if (found != keys_.end()) return found->second;
   CAPSTAN_CHECK(is_mine(key.first), "rank {} has no keys of chunk {}, group {}", ring_.comm.rank(), key.first,
                 key.second);
   KeysInHand& in_hand = keys_[key];
-  in_hand.keys = packed(roles_.keys, key);
-  in_hand.keys.copy_from(roles_.keys, ring_.layout, roles_.steps, part(key));
+  if (moving_keys_.contains(key)) {
+    in_hand.keys = packed(roles_.keys, key);
+    in_hand.keys.copy_from(roles_.keys, ring_.layout, roles_.steps, part(key));
+  } else {
+    in_hand.keys = own(roles_.keys, key);
+  }
   complete(in_hand, key);
   return in_hand;
 }
@@ -82,11 +95,13 @@ RowsInHand& RingPlayer::rows(const Key& key) {
   return in_hand;
 }
 
-/// A rank that only hands on what passes through adds zero.
+/// A rank that only hands on what passes through adds zero. Gradients of own keys that stay go where they belong at once.
 Parcel& RingPlayer::gradients(const Key& key) {
   const auto found = gradients_.find(key);
-  return found != gradients_.end() ? found->second
-                                   : gradients_.emplace(key, packed(roles_.key_gradients, key)).first->second;
+  if (found != gradients_.end()) return found->second;
+  const bool stays = is_mine(key.first) && !moving_gradients_.contains(key);
+  return gradients_.emplace(key, stays ? own(roles_.key_gradients, key) : packed(roles_.key_gradients, key))
+      .first->second;
 }
 
 /// Rows that bring their state: what this slot works on may be among them.
@@ -167,7 +182,8 @@ void RingPlayer::play() {
     let_go(s);
   }
   if (sending_) sending_->wait();
-  for (auto& [key, sum] : gradients_) sum.copy_to(roles_.key_gradients, ring_.layout, roles_.steps, part(key));
+  for (auto& [key, sum] : gradients_)
+    if (sum.is_packed()) sum.copy_to(roles_.key_gradients, ring_.layout, roles_.steps, part(key));
 }
 
 void RingPlayer::send_what_is_done(const Slot& slot) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 
 #include "parallel/parcel.h"
 #include "parallel/ring_attention.h"
@@ -49,6 +50,8 @@ class RingPlayer {
   bool is_mine(int chunk) const { return ring_.layout.chunks()[chunk].owner == ring_.comm.rank(); }
   Part part(const Key& key) const { return {key.first, key.second, ring_.schedule.groups}; }
   Parcel packed(const Fields& like, const Key& key) const;
+  /// This rank's part of local arrays that are no message: a window, if heads are not split.
+  Parcel own(const Fields& fields, const Key& key) const;
   int tag(const Key& key, int kind) const;
 
   KeysInHand& keys(const Key& key);
@@ -65,6 +68,7 @@ class RingPlayer {
   const RingRoles& roles_;
   const std::vector<Slot>& slots_;
   std::map<Key, std::size_t> keys_until_, rows_until_;  // last slot that needs them
+  std::set<Key> moving_keys_, moving_gradients_;        // those that are messages in some slot
   std::map<Key, KeysInHand> keys_;
   std::map<Key, RowsInHand> rows_;
   std::map<Key, Parcel> gradients_;  // this rank's parts, and what others summed so far

@@ -359,7 +359,7 @@ Conformance::Results Conformance::model_results(parallel::Communicator& comm, co
 }
 
 Conformance::Bounds Conformance::bounds_of(const Results& exact, const std::vector<Results>& naive) const {
-  constexpr double f64_bound = 1e-10, bf16_floor = 1.0 / 256;  // the rounding of one store
+  constexpr double f64_bound = 1e-10;
   Bounds bounds;
   for (const auto& [name, values] : exact) bounds[name] = f64_bound;
   if (arithmetic_.type == DType::f64) return bounds;
