@@ -168,8 +168,8 @@ Plan make_plan(const Recipe& r, int ranks) {
       fmt::format("moments and gradient of 1/{} of them (ZeRO-1)", ranks));
   add_activations(plan, r, element, tokens, model.encoding());
   add("ring buffers", 3 * largest.keys + 3 * largest.gradients, "key chunks in hand and arriving, their gradients");
-  add("logits", 2 * kernels::cross_entropy_chunk * r.model.vocabulary * element,
-      fmt::format("{} rows at a time", kernels::cross_entropy_chunk));
+  add("logits", kernels::cross_entropy_bytes(tokens, r.model.hidden_size, r.model.vocabulary),
+      "of blocks of rows and words, partial sums of their gradient");
   plan.checkpoint_bytes = plan.parameters * element + (r.optimizer.kind == "adamw" ? 2 * plan.trainable * element : 0);
   plan.tokens_per_step = r.train.sequences * r.data.context;
   plan.total_tokens = plan.tokens_per_step * r.train.steps;

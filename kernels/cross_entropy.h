@@ -8,9 +8,6 @@ namespace capstan::kernels {
 //   logit[t, v] = x[t] · w[v];  lse_t = ln Σ_v exp(logit[t, v]);  nll_t = lse_t - logit[t, target_t].
 // A target of -1 counts nothing: nll 0, no gradient. Logits and their gradients stay wide.
 
-/// Rows whose logits exist at one time.
-constexpr std::int64_t cross_entropy_chunk = 256;
-
 /// nll [T] f64 overwrites; lse [T] f64 overwrites; x [T, C]; w [V, C]; targets [T] i32 in [-1, V).  x, w of one type.
 void cross_entropy_forward(const View& nll, const View& lse, const View& x, const View& w, const View& targets);
 /// dlogit = exp(logit - lse) - 1{v = target};  dx = dlogit w;  dw += dlogitᵀ x.
@@ -18,6 +15,9 @@ void cross_entropy_forward(const View& nll, const View& lse, const View& x, cons
 /// computed again.
 void cross_entropy_backward(const View& dx, const View& dw, const View& lse, const View& x, const View& w,
                             const View& targets);
+
+/// Bytes of working memory that they keep on `cpu` for calls of up to T rows, with one thread.
+std::int64_t cross_entropy_bytes(std::int64_t T, std::int64_t C, std::int64_t V);
 
 // The device entries behind these; arguments are checked before.
 namespace ref {

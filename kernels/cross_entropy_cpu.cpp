@@ -21,12 +21,13 @@ namespace {
 constexpr std::int64_t span_rows = 1024;   ///< rows whose partial sums exist at one time
 constexpr std::int64_t block_rows = 512;   ///< rows of a block
 constexpr std::int64_t panel_words = 512;  ///< words of a panel, at most
-constexpr std::int64_t runs_wanted = 8;    ///< runs of panels with a partial dx each
+constexpr std::int64_t runs_wanted = 8;    ///< runs of panels, at most
 
 /// The cut of the vocabulary: by V only, as the bits of a row may depend on nothing else.
-Cut panels_of(const View& w) {
-  return Cut(w.dim(0), std::clamp<std::int64_t>(w.dim(0) / runs_wanted, 64, panel_words));
-}
+Cut panels_of(std::int64_t V) { return Cut(V, std::clamp<std::int64_t>(V / runs_wanted, 64, panel_words)); }
+
+/// Runs of panels that have a partial dx each.
+std::int64_t runs_of(const Cut& panels) { return std::min(panels.pieces, runs_wanted); }
 
 /// Σ_v exp(logit[v]) = scale exp(largest), of one row and panel.
 struct Exponentials {
@@ -108,7 +109,7 @@ template <class Work> void for_each_block(const Operand& x, const Operand& w, co
 /// Calls work(panel's number, w's panel).
 template <class Work> void for_each_panel(const View& w, std::int64_t first, std::int64_t last, const Work& work) {
   thread_local Scratch memory;
-  const Cut panels = panels_of(w);
+  const Cut panels = panels_of(w.dim(0));
   for (std::int64_t p = first; p < last; ++p) work(p, Operand(w.rows(panels.begin(p), panels.end(p)), memory));
 }
 
@@ -118,7 +119,7 @@ void forward_span(const View& nll, const View& lse, const View& x, const View& w
   const std::int64_t T = x.dim(0);
   const std::int32_t* const target = targets.as<std::int32_t>();  // [T]
   const Operand rows(x, memory_x);
-  const Cut panels = panels_of(w);
+  const Cut panels = panels_of(w.dim(0));
   Exponentials* const sums = memory_sums.of<Exponentials>(T * panels.pieces);  // [T, panels]
   float* const at_target = memory_logits.of<float>(T);                         // [T]
   parallel_for(panels.pieces, [&](std::int64_t i) {
@@ -181,8 +182,8 @@ void backward_span(const View& dx, const View& dw, const View& lse, const View& 
   thread_local Scratch memory_x, memory_dx;
   const std::int64_t T = x.dim(0), C = x.dim(1);
   const Operand rows(x, memory_x);
-  const Cut panels = panels_of(w);
-  const std::int64_t runs = std::min(panels.pieces, runs_wanted);
+  const Cut panels = panels_of(w.dim(0));
+  const std::int64_t runs = runs_of(panels);
   float* const parts = memory_dx.of<float>(runs * T * C);  // [runs, T, C]
   parallel_for(runs, [&](std::int64_t run) {
     const std::int64_t first_panel = run * panels.pieces / runs, last_panel = (run + 1) * panels.pieces / runs;
@@ -225,3 +226,15 @@ void cross_entropy_backward(const View& dx, const View& dw, const View& lse, con
 }
 
 }  // namespace capstan::kernels::cpu
+
+namespace capstan::kernels {
+
+std::int64_t cross_entropy_bytes(std::int64_t T, std::int64_t C, std::int64_t V) {
+  const Cut panels = cpu::panels_of(V);
+  const std::int64_t span = std::min(T, cpu::span_rows);
+  const std::int64_t logits = std::min(T, cpu::block_rows) * panels.length, exponentials = span * panels.pieces * 2,
+                     dx = cpu::runs_of(panels) * span * C;
+  return (logits + exponentials + dx) * size_of(DType::f32);
+}
+
+}  // namespace capstan::kernels

@@ -7,6 +7,9 @@
 //
 // Rules. An operation checks shapes and devices, then runs the file of its device (`pick`): x_ref.cpp or x_cpu.cpp.
 // Each argument is named in the comment as "reads", "overwrites" or "adds to"; without a word it is read.
+// Values are f32 or bf16 on `cpu`, f32 or f64 on `ref`. "Wide" is the type of sums, positions and gradients of weights beside them
+// (tensor.h): f32 beside bf16. Arithmetic is f32; a bf16 result is rounded once, when it is stored. The rank's threads
+// (threads.h) share the work, and their number changes no bit.
 // Rows of tokens are the first axis; results of a row never depend on which other rows are present (bit for bit), except
 // where rows are summed. Gradients are called d + name and are gradients of a *sum* over tokens; nobody divides here.
 

@@ -13,18 +13,27 @@ namespace capstan::kernels::cpu {
 
 namespace {
 
+/// `width` columns of one row of y (+)= w x. A constant width keeps the sums in registers.
+template <int width>
+[[gnu::always_inline]] inline void mix_columns(float* __restrict y, const float* w, std::int64_t step,
+                                               const float* __restrict x, std::int64_t S, std::int64_t D, bool add) {
+  float sum[width];
+  for (int d = 0; d < width; ++d) sum[d] = add ? y[d] : 0;
+  for (std::int64_t s = 0; s < S; ++s)
+    for (int d = 0; d < width; ++d) sum[d] += w[s * step] * x[s * D + d];
+  for (int d = 0; d < width; ++d) y[d] = sum[d];
+}
+
 /// y (+)= w x:  y [R, D], x [S, D], w(r, s) = w[r · row + s · column], so that a transpose is a choice of strides.
 [[gnu::always_inline]] inline void mix(float* __restrict y, std::int64_t R, const float* w, std::int64_t row,
                                        std::int64_t column, const float* __restrict x, std::int64_t S, std::int64_t D,
                                        bool add) {
   for (std::int64_t r = 0; r < R; ++r) {
     float* const Y = y + r * D;  // [D]
-    if (!add)
-      for (std::int64_t d = 0; d < D; ++d) Y[d] = 0;
-    for (std::int64_t s = 0; s < S; ++s) {
-      const float weight = w[r * row + s * column];
-      for (std::int64_t d = 0; d < D; ++d) Y[d] += weight * x[s * D + d];
-    }
+    std::int64_t d = 0;
+    for (; d + 64 <= D; d += 64) mix_columns<64>(Y + d, w + r * row, column, x + d, S, D, add);
+    for (; d + 16 <= D; d += 16) mix_columns<16>(Y + d, w + r * row, column, x + d, S, D, add);
+    for (; d < D; ++d) mix_columns<1>(Y + d, w + r * row, column, x + d, S, D, add);
   }
 }
 

@@ -196,18 +196,17 @@ NarrowProducts best_narrow_products() {
 void multiply(const Matrix& c, const Matrix& a, const Matrix& b, Into into, NarrowProducts narrow) {
   if (c.rows == 0 || c.columns == 0) return;
   if (a.columns == 0) return multiply_nothing(c, into);
-  // Larger pieces waste less on rearranging b, and smaller ones keep more threads busy. The promise forbids columns to be cut by
-  // the number of rows.
-  constexpr std::int64_t largest = 512, pieces_wanted = 8, worthwhile = 1 << 21;
-  const Cut columns(c.columns, largest);
-  Cut rows(c.rows, largest);
-  if (rows.pieces * columns.pieces < pieces_wanted) rows = Cut(c.rows, largest / 2);
+  // Pieces large enough to repay the rearranging of b, or the conversion of both, and small enough to keep some threads busy. The
+  // promise forbids columns to be cut by the number of rows.
+  constexpr std::int64_t worthwhile = 1 << 21;
+  const bool as_stored = a.type == DType::f32 || narrow == NarrowProducts::native;
+  const Cut rows(c.rows, as_stored ? 256 : 512), columns(c.columns, as_stored ? 1024 : 512);
   const auto piece = [&](std::int64_t i) {
     const std::int64_t row = i % rows.pieces, column = i / rows.pieces;
     const Matrix of_c = c.part(rows.begin(row), rows.count(row), columns.begin(column), columns.count(column)),
                  of_a = a.part(rows.begin(row), rows.count(row), 0, a.columns),
                  of_b = b.part(0, b.rows, columns.begin(column), columns.count(column));
-    if (a.type == DType::f32 || narrow == NarrowProducts::native) multiply_stored(of_c, of_a, of_b, into);
+    if (as_stored) multiply_stored(of_c, of_a, of_b, into);
     else multiply_widened(of_c, of_a, of_b, into);
   };
   const std::int64_t pieces = rows.pieces * columns.pieces;

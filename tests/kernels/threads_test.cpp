@@ -114,6 +114,22 @@ TEST(Threads, CutRowsWhateverTheirNumber) {
   EXPECT_EQ(cuts[0].front(), std::make_pair(std::int64_t(0), std::int64_t(16)));
 }
 
+TEST(Threads, CutExtentsEvenlyAtMultiplesOf64) {
+  for (const std::int64_t extent : {0, 1, 63, 64, 65, 500, 513, 768, 1025, 50304})
+    for (const std::int64_t largest : {64, 256, 512}) {
+      const Cut cut(extent, largest);
+      EXPECT_EQ(cut.length % 64, 0);
+      EXPECT_LE(cut.length, largest);
+      std::int64_t covered = 0;
+      for (std::int64_t i = 0; i < cut.pieces; ++i) {
+        EXPECT_EQ(cut.begin(i), covered);
+        EXPECT_GT(cut.count(i), 0);
+        covered = cut.end(i);
+      }
+      EXPECT_EQ(covered, extent);
+    }
+}
+
 TEST(Threads, RefuseNone) { EXPECT_THROW(set_threads(0), Error); }
 
 // ---- bfloat16 -------------------------------------------------------------------------------------------------------
