@@ -125,15 +125,18 @@ parallel::RingSaved Attention::attend(const SequenceContext& context, const Atte
 void Attention::project(const View& out, const parallel::RingSaved& ring) const {
   const std::int64_t n = out.dim(0);
   const View o = ring.o.view().reshape({n, heads_, ring.o.shape()[3]});
-  if (o.dim(2) == head_size_) return kernels::linear_forward(out, matrix(o), o_.value, Into::add);
-  kernels::linear_forward(out, matrix(value_average(o)), o_.value, Into::add);
+  Tensor copy;
+  kernels::linear_forward(out, matrix(value_average(o, copy)), o_.value, Into::add);
 }
 
-/// y [N, H, D], the first D columns of O, in the type of the values.
-Tensor Attention::value_average(const View& o) const {
-  Tensor y({o.dim(0), heads_, head_size_}, o.type(), o.device(), Fill::none);
-  kernels::take_columns(y, o, 0);
-  return y.view().type() == o_.value.type() ? std::move(y) : kernels::converted(y, o_.value.type());
+/// y [N, H, D], the first D columns of O, in the type of the values: O itself, or a copy.
+View Attention::value_average(const View& o, Tensor& copy) const {
+  const kernels::DType type = o_.value.type();
+  if (o.dim(2) == head_size_ && o.type() == type) return o;
+  copy = Tensor({o.dim(0), heads_, head_size_}, o.type(), o.device(), Fill::none);
+  kernels::take_columns(copy, o, 0);
+  if (o.type() != type) copy = kernels::converted(copy, type);
+  return copy;
 }
 
 Tensor Attention::state_average(const parallel::RingSaved& ring) const {
@@ -154,13 +157,15 @@ void Attention::backward(const SequenceContext& context, const View& dx, const V
   const View o = ring.o.view().reshape({n, heads_, ring.o.shape()[3]}), d_o_rows = d_o.view().reshape(o.shape());
   if (!dp) {
     kernels::linear_backward_input(matrix(d_o_rows), d_out, o_.value);
-    if (o_.grad) kernels::linear_backward_weight(o_.grad, d_out, matrix(o));
   } else {
     const Tensor dy({n, heads_, head_size_}, d_o.view().type(), d_o.view().device(), Fill::none);
     kernels::linear_backward_input(matrix(dy), d_out, o_.value);
     kernels::put_columns(d_o_rows, dy, 0);
     kernels::put_columns(d_o_rows, dp, head_size_);
-    if (o_.grad) kernels::linear_backward_weight(o_.grad, d_out, matrix(value_average(o)));
+  }
+  if (o_.grad) {
+    Tensor copy;
+    kernels::linear_backward_weight(o_.grad, d_out, matrix(value_average(o, copy)));
   }
 
   // attend

@@ -65,7 +65,7 @@ class Attention {
   /// p [N, H, D]: the state's average, the last D columns of O. Only where the state travels.
   Tensor state_average(const parallel::RingSaved& ring) const;
 
-  /// dx [N, C] += , dz [N, G, D] += (absent without state), from d_out [N, C] (gradient after project) and dp (absent or [N, H, D]).
+  /// dx [N, C] += , dz [N, G, D] += (absent without state), from d_out [N, C] (gradient after project; may be dx) and dp (absent or [N, H, D]).
   void backward(const SequenceContext& context, const View& dx, const View& dz, const View& d_out, const View& dp,
                 const View& x, const View& z, const AttentionLocal& local, const parallel::RingSaved& ring) const;
 
@@ -75,7 +75,7 @@ class Attention {
   Tensor normed(const View& x) const;
   void terms_backward(const Projections& d, const parallel::RingTerms& from, const AttentionLocal& local,
                       const View& xn, const View& dz, const View& z) const;
-  Tensor value_average(const View& o) const;
+  View value_average(const View& o, Tensor& copy) const;
   bool rotates() const { return encoding_.claims().rotation; }
   /// Score terms whose arrays are made from the projections.
   bool prepares() const {

@@ -96,7 +96,7 @@ Tensor Block::mlp_output(const MlpLocal& local) const {
   return m;
 }
 
-/// From m's last line up; dx takes the gradient of x_mid. Gradients take the memory of what they are of.
+/// From m's last line up; dx takes the gradient of x_mid, and may be dm. Gradients take the memory of what they are of.
 void Block::mlp_backward(const View& dx, const View& dm, const View& x_mid, MlpLocal local) const {
   {
     const Tensor h = empty_like(local.gate);
@@ -160,8 +160,13 @@ void Block::backward(const SequenceContext& context, Tensor& dx, Tensor& dz, Blo
   MlpLocal hidden = saved.mlp ? std::move(*saved.mlp) : gates(x_mid);
 
   // out.x = x_mid + drop(m), out.z = update(z, p, m)
-  Tensor dm = dx.clone(), dz_in, dp;
-  drop(dm, context.rows.index, context.dropout, layer_, "mlp");
+  const auto dropped = [&](const char* site) {  // dx itself, where nothing is dropped
+    Tensor d = context.dropout.rate > 0 ? dx.clone() : Tensor();
+    if (d) drop(d, context.rows.index, context.dropout, layer_, site);
+    return d;
+  };
+  Tensor dm = dropped("mlp"), dz_in, dp;
+  if (!dm && encoding_.travels(layer_)) dm = dx.clone();
   if (saved.z) dz_in = zeros_like(saved.z);
   if (encoding_.travels(layer_)) {
     if (!hidden.m) hidden.m = mlp_output(hidden);
@@ -175,14 +180,13 @@ void Block::backward(const SequenceContext& context, Tensor& dx, Tensor& dz, Blo
       kernels::convert(dm, dm_sum);
     }
   }
-  mlp_backward(dx, dm, x_mid, std::move(hidden));  // dx is now that of x_mid
+  mlp_backward(dx, dm ? dm : dx, x_mid, std::move(hidden));  // dx is now that of x_mid
 
   // x_mid = x + drop(W_o y(x, z))
   x_mid = {};
-  dm.view().copy_from(dx);
-  const Tensor& d_mid = dm;
-  drop(d_mid, context.rows.index, context.dropout, layer_, "attention");
-  attention_.backward(context, dx, dz_in, d_mid, dp, saved.x, saved.z, local, ring);
+  dm = {};
+  const Tensor d_mid = dropped("attention");
+  attention_.backward(context, dx, dz_in, d_mid ? d_mid : dx, dp, saved.x, saved.z, local, ring);
   dz = std::move(dz_in);
 }
 

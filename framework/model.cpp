@@ -98,11 +98,14 @@ Pass Model::forward(const parallel::Ring& ring, const Batch& batch, std::int64_t
 Tensor Model::backward(const Batch& batch, Pass& pass) {
   const kernels::MemoryPurpose purpose("backward");
   const std::int64_t n = pass.xn.shape()[0];
-  Tensor dxn = empty_like(pass.xn), dx = empty_like(pass.xn), dz;
+  Tensor dxn = empty_like(pass.xn), dx, dz;
   kernels::cross_entropy_backward(dxn, output().grad, pass.lse, pass.xn, output().value,
                                   batch.targets.view().reshape({n}));
+  dx = std::move(pass.xn);  // its memory
   kernels::rmsnorm_backward(dx, norm_->grad, dxn, pass.x_last, norm_->value, config_.norm_eps,
                             kernels::Into::overwrite);
+  dxn = {};
+  pass.x_last = {};
   for (std::size_t layer = blocks_.size(); layer-- > 0;) {
     blocks_[layer].backward(pass.context, dx, dz, pass.blocks[layer]);
     pass.blocks[layer] = {};

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/converted.h"
 #include "parallel/ring_fields.h"
 
 namespace capstan::parallel {
@@ -166,7 +165,7 @@ RingSaved decode_attention(Communicator& ring, const GrowingLayout& layout, cons
   CAPSTAN_CHECK(in.q.dim(0) == 1 && in.q.dim(1) == 1, "decode takes one row, not q {}", in.q.shape().text());
   CAPSTAN_CHECK(layout.ranks() == ring.size(), "a layout for {} ranks on a ring of {}", layout.ranks(), ring.size());
   const std::int64_t heads = in.q.dim(2), columns = in.z ? 2 * in.q.dim(3) : in.q.dim(3);
-  const DType type = in.q.type(), sums = kernels::wide(type);
+  const DType sums = kernels::wide(in.q.type());
   const kernels::Device device = in.q.device();
   const RingInputs cached = cache.keys();
   const Ring as_ring{ring, layout.layout(), {}};
@@ -225,7 +224,6 @@ RingSaved decode_attention(Communicator& ring, const GrowingLayout& layout, cons
   result.lse = Tensor({1, 1, heads}, sums, device);
   fold_states(result.o.view().reshape({heads, columns}), result.lse.view().reshape({heads}), states,
               newest_first(layout));
-  if (!in.z && type != sums) result.o = kernels::converted(result.o, type);
   return result;
 }
 

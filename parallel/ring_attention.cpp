@@ -108,7 +108,7 @@ RingSaved forward(const Ring& ring, const SequenceLayout& row_layout, const Ring
   CAPSTAN_CHECK(local == row_layout.local_tokens(rank) && keys_in.k.dim(1) == ring.layout.local_tokens(rank),
                 "{} local rows and {} keys, the layout says {} and {}", local, keys_in.k.dim(1),
                 row_layout.local_tokens(rank), ring.layout.local_tokens(rank));
-  const DType type = in.q.type(), sums = kernels::wide(type);
+  const DType sums = kernels::wide(in.q.type());
   const kernels::Device device = in.q.device();
   const kernels::MemoryPurpose purpose("ring");
   RingSaved saved;
@@ -143,7 +143,7 @@ RingSaved forward(const Ring& ring, const SequenceLayout& row_layout, const Ring
   };
   RingPlayer(ring, roles, ring.schedule.forward.at(std::size_t(rank))).play();
   attention_finish(all);
-  saved.o = in.z || type == sums ? std::move(o) : kernels::converted(o, type);
+  saved.o = std::move(o);
   return saved;
 }
 
@@ -218,8 +218,10 @@ void ring_attention_backward(const Ring& ring, const RingGradients& out, const R
                              const View& d_o, const AttentionSettings& settings) {
   const kernels::MemoryPurpose purpose("ring");
   const Tensor pooled = pool_keys(ring, in, settings);
-  const BackwardArrays arrays = backward_arrays(in, saved, d_o, view_or_absent(pooled));
-  const Tensor narrow = d_o.type() == in.q.type() ? Tensor() : kernels::converted(d_o, in.q.type());
+  // delta takes dO as the tiles do, rounded, so that the gradients of a row's logits sum to zero.
+  const Tensor narrow = d_o.type() == in.q.type() ? Tensor() : kernels::converted(d_o, in.q.type()),
+               rounded = narrow ? kernels::converted(narrow, d_o.type()) : Tensor();
+  const BackwardArrays arrays = backward_arrays(in, saved, rounded ? rounded.view() : d_o, view_or_absent(pooled));
   clear(out);
   RingRoles roles = common_roles(ring, in, settings, view_or_absent(pooled), view_or_absent(saved.offsets.key));
   roles.rows = joined(row_fields(in, view_or_absent(saved.offsets.row)),

@@ -53,8 +53,8 @@ struct RingInputs {
 
 /// Result and what backward needs. Query tiles are counted per chunk, chunks in local order.
 struct RingSaved {
-  Tensor o;    ///< [B, T, H, E] in the type of q; with z, whose average positions are made of, wide
-  Tensor lse;                                       ///< [B, T, H]
+  Tensor o;    ///< [B, T, H, E], wide: backward's delta needs what rounding would take
+  Tensor lse;  ///< [B, T, H]
   std::array<Tensor, kernels::gated_sums> carry;    ///< [B, T, H] i64
   std::array<Tensor, kernels::gated_sums> horizon;  ///< [B, tiles, H] i64
   Offsets offsets;                                  ///< [B, T, H] i64

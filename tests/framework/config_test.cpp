@@ -124,8 +124,8 @@ TEST(Options, OnlyLimitsIntervalsAndTheGridMayChange) {
   for (const Option& option : options(recipe))
     if (option.may_change) names.insert(option.name);
   EXPECT_EQ(names, (std::set<std::string>{"checkpoint.every", "checkpoint.keep", "grid.heads", "grid.ring",
-                                          "grid.schedule", "train.max_time", "train.steps", "train.validate_every",
-                                          "train.validate_sequences"}));
+                                          "grid.schedule", "grid.threads", "train.max_time", "train.steps",
+                                          "train.validate_every", "train.validate_sequences"}));
 }
 
 TEST(Options, RefuseWhatIsNoValueOfTheirs) {
@@ -191,7 +191,7 @@ TEST(Recipes, NameFileLineAndTheNearestName) {
   EXPECT_EQ(reading_refused("[train]\nstepz = 3\n"), ":2: unknown key train.stepz; did you mean train.steps?");
   EXPECT_EQ(reading_refused("[train]\nlr = 3\n"), ":2: unknown key train.lr; did you mean optimizer.lr?");
   EXPECT_EQ(reading_refused("[grid]\nxyzzyxyzzy = 3\n"),
-            ":2: unknown key grid.xyzzyxyzzy; keys of [grid] are ring, schedule, heads");
+            ":2: unknown key grid.xyzzyxyzzy; keys of [grid] are threads, ring, schedule, heads");
   EXPECT_EQ(reading_refused("[train]\nsteps = 3\n[data]\n[train]\nsteps = 3\n"),
             ":5: train.steps is given a second time (first in line 2); keep one of the two");
   EXPECT_EQ(reading_refused("[checkpoint]\n\nkeep = 0\n"),

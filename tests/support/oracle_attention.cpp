@@ -260,6 +260,7 @@ template <class Real> void OracleAttention<Real>::add_blocks(const At& at, Row& 
   }
 }
 
+template class OracleAttention<float>;
 template class OracleAttention<double>;
 template class OracleAttention<long double>;
 

@@ -142,6 +142,7 @@ template <class Real> class OracleAttention {
   std::vector<double> slopes_;
 };
 
+extern template class OracleAttention<float>;
 extern template class OracleAttention<double>;
 extern template class OracleAttention<long double>;
 

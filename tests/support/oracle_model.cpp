@@ -14,6 +14,10 @@ void require(bool holds, const std::string& what) {
   if (!holds) throw std::invalid_argument("oracle: " + what);
 }
 
+bool is_narrow(OracleArithmetic a) {
+  return a == OracleArithmetic::f64_stored_bf16 || a == OracleArithmetic::f32_stored_bf16;
+}
+
 bool one_of(const std::string& text, const std::vector<std::string>& choices) {
   return std::find(choices.begin(), choices.end(), text) != choices.end();
 }
@@ -80,7 +84,7 @@ template <class Real> class Pass {
 
   Pass(const OracleModel& model, const OraclePosition& position, const OracleParameters& parameters,
        const OracleSequence& sequence, bool recorded)
-      : context_{model, position, sequence, OracleTape<Real>(recorded, model.stored_in_bf16)} {
+      : context_{model, position, sequence, OracleTape<Real>(recorded, is_narrow(model.arithmetic))} {
     for (const auto& [name, values] : parameters)
       for (double value : values) context_.parameters[name].push_back(tape_.leaf(Real(value)));
     for (double each : position.frequency) context_.frequencies.push_back(Real(each));
@@ -286,14 +290,16 @@ std::map<std::string, std::vector<std::int64_t>> oracle_shapes(const OracleModel
   return shapes;
 }
 
-OracleResult oracle(const OracleModel& model, const OraclePosition& position, const OracleParameters& parameters,
-                    const std::vector<OracleSequence>& sequences) {
-  check_inputs(model, position, parameters, sequences);
+namespace {
+
+template <class Real>
+OracleResult oracle_in(const OracleModel& model, const OraclePosition& position, const OracleParameters& parameters,
+                       const std::vector<OracleSequence>& sequences) {
   OracleResult result;
   if (position.has("tape")) result.states.resize(model.layers);
   for (const auto& [name, values] : parameters) result.gradients[name].assign(values.size(), 0);
   for (const OracleSequence& sequence : sequences) {
-    Pass<double> pass(model, position, parameters, sequence, true);
+    Pass<Real> pass(model, position, parameters, sequence, true);
     pass.run();
     pass.backward(result);
     result.loss += pass.value(pass.loss);
@@ -303,6 +309,16 @@ OracleResult oracle(const OracleModel& model, const OraclePosition& position, co
         for (auto each : row) result.states[layer].push_back(pass.value(each));
   }
   return result;
+}
+
+}  // namespace
+
+OracleResult oracle(const OracleModel& model, const OraclePosition& position, const OracleParameters& parameters,
+                    const std::vector<OracleSequence>& sequences) {
+  check_inputs(model, position, parameters, sequences);
+  if (model.arithmetic == OracleArithmetic::f32 || model.arithmetic == OracleArithmetic::f32_stored_bf16)
+    return oracle_in<float>(model, position, parameters, sequences);
+  return oracle_in<double>(model, position, parameters, sequences);
 }
 
 long double oracle_loss(const OracleModel& model, const OraclePosition& position, const OracleParameters& parameters,

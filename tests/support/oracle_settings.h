@@ -7,13 +7,16 @@
 
 namespace capstan::tests {
 
+/// The oracle itself, and what plain implementations of less precision give by the same formulas: in f32, and in f64 or f32 with
+/// activations and their gradients rounded to bf16 where they are stored.
+enum class OracleArithmetic : std::uint8_t { f64, f32, f64_stored_bf16, f32_stored_bf16 };
+
 struct OracleModel {
   std::int64_t layers = 2, hidden_size = 16 /* C */, mlp_size = 12 /* F */, heads = 4 /* H */, kv_heads = 2 /* G */,
                head_size = 4 /* D */, vocabulary = 13 /* V */;
   double norm_eps = 1e-5;
   bool tied = true;  ///< output projection = token embedding
-  bool stored_in_bf16 =
-      false;  ///< activations and their gradients are rounded where an implementation in bf16 stores them
+  OracleArithmetic arithmetic = OracleArithmetic::f64;
 };
 
 /// The encoding. What a part does not use is ignored.

@@ -182,6 +182,7 @@ template <class Real> void OracleTape<Real>::backward(Id output) {
   }
 }
 
+template class OracleTape<float>;
 template class OracleTape<double>;
 template class OracleTape<long double>;
 

@@ -2,7 +2,7 @@
 // Reverse-mode differentiation of scalars. A node is a value and what its gradient passes on to its inputs:
 //   terms (input, ∂value/∂input), stored as numbers, or, for long sums of products,
 //   pairs (a, b) of value = scale Σ a b, whose derivatives are the values of the other factors.
-// Real: double, or long double for finite differences that do not drown in rounding.
+// Real: double, float for a plain implementation in it, or long double for finite differences that do not drown in rounding.
 // A narrow tape rounds what is `stored`, and the gradients that come back to it, to bfloat16: the same formulas as a
 // plain implementation would store them.
 
@@ -80,6 +80,7 @@ template <class Real> class OracleTape {
   std::vector<Real> adjoints_;
 };
 
+extern template class OracleTape<float>;
 extern template class OracleTape<double>;
 extern template class OracleTape<long double>;
 

@@ -58,7 +58,7 @@ std::unique_ptr<framework::Model> tiny_model(const TinyShape& shape, std::uint64
   std::uint64_t stream = seed * 1000;
   for (framework::Parameter& p : model->parameters().all()) {
     // Wide sums (many heads, TAPE's MLP over them) get smaller terms: activations stay of order one at every shape.
-    const double scale = p.shape.rank() == 1 ? 0.1 : 0.4 * std::sqrt(std::min(1.0, 12.0 / double(p.shape[-1])));
+    const double scale = p.shape.rank() == 1 ? 0.1 : shape.scale * std::sqrt(std::min(1.0, 12.0 / double(p.shape[-1])));
     p.value.copy_from(random_tensor(p.shape, p.value.type(), shape.device, ++stream, scale));
     if (p.init != framework::Init::one && p.init != framework::Init::given) continue;
     kernels::with_real(p.value.type(), [&](auto real) {

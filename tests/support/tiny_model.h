@@ -19,7 +19,8 @@ struct TinyShape {
   std::int64_t layers = 2, heads = 4, kv_heads = 2, head_size = 4, vocabulary = 13, tile = 4;
   kernels::Device device = kernels::Device::ref;
   kernels::DType type = kernels::DType::f64;
-  int ranks = 1;  ///< of the optimizer's shards
+  int ranks = 1;       ///< of the optimizer's shards
+  double scale = 0.4;  ///< of matrices; large ones magnify rounding from layer to layer
 };
 
 /// All parameters random, also those that begin at zero (CoPE's table, TAPE's alpha and W_d), so that every path is alive; those
