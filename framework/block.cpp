@@ -96,17 +96,31 @@ Tensor Block::mlp_output(const MlpLocal& local) const {
   return m;
 }
 
-/// From m's last line up; dx takes the gradient of x_mid, and may be dm. Gradients take the memory of what they are of.
-void Block::mlp_backward(const View& dx, const View& dm, const View& x_mid, MlpLocal local) const {
+/// From m's last line up, in blocks of rows, so that what was not kept is made again for one of them at a time. dx takes the gradient
+/// of x_mid, and may be dm.
+void Block::mlp_backward(const View& dx, const View& dm, const View& x_mid, const MlpLocal* kept) const {
+  constexpr std::int64_t block = 4096;
+  for (std::int64_t begin = 0; begin < x_mid.dim(0); begin += block) {
+    const auto rows = [&](const View& x) { return x.rows(begin, std::min(begin + block, x.dim(0))); };
+    const MlpLocal made = kept ? MlpLocal() : gates(rows(x_mid));
+    mlp_rows_backward(rows(dx), rows(dm), rows(x_mid), kept ? rows(kept->gate) : made.gate,
+                      kept ? rows(kept->up) : made.up);
+  }
+}
+
+/// Gradients take the memory of what they are of.
+void Block::mlp_rows_backward(const View& dx, const View& dm, const View& x_mid, const View& gate,
+                              const View& up) const {
   {
-    const Tensor h = empty_like(local.gate);
-    kernels::swiglu_forward(h, local.gate, local.up);
+    const Tensor h = empty_like(gate);
+    kernels::swiglu_forward(h, gate, up);
     if (down_.grad) kernels::linear_backward_weight(down_.grad, dm, h);
     const Tensor& dh = h;
     kernels::linear_backward_input(dh, dm, down_.value);
-    kernels::swiglu_backward(local.gate, local.up, dh, local.gate, local.up);
+    kernels::swiglu_backward(gate, up, dh, gate, up);
   }
-  const Tensor &dgate = local.gate, &dup = local.up, xn = normed(x_mid);
+  const View &dgate = gate, &dup = up;
+  const Tensor xn = normed(x_mid);
   if (gate_.grad) kernels::linear_backward_weight(gate_.grad, dgate, xn);
   if (up_.grad) kernels::linear_backward_weight(up_.grad, dup, xn);
   const Tensor& dxn = xn;
@@ -157,7 +171,7 @@ void Block::backward(const SequenceContext& context, Tensor& dx, Tensor& dz, Blo
   const parallel::RingSaved ring =
       saved.ring ? std::move(*saved.ring) : attention_.attend(context, local, saved.z, nullptr);
   Tensor x_mid = saved.x_mid ? std::move(saved.x_mid) : after_attention(context, saved.x, ring);
-  MlpLocal hidden = saved.mlp ? std::move(*saved.mlp) : gates(x_mid);
+  std::optional<MlpLocal> hidden = std::move(saved.mlp);
 
   // out.x = x_mid + drop(m), out.z = update(z, p, m)
   const auto dropped = [&](const char* site) {  // dx itself, where nothing is dropped
@@ -169,21 +183,23 @@ void Block::backward(const SequenceContext& context, Tensor& dx, Tensor& dz, Blo
   if (!dm && encoding_.travels(layer_)) dm = dx.clone();
   if (saved.z) dz_in = zeros_like(saved.z);
   if (encoding_.travels(layer_)) {
-    if (!hidden.m) hidden.m = mlp_output(hidden);
+    if (!hidden) hidden = gates(x_mid);
+    if (!hidden->m) hidden->m = mlp_output(*hidden);
     const Tensor p = attention_.state_average(ring);
     dp = zeros_like(p);
     if (dm.view().type() == p.view().type()) {
-      encoding_.update_backward(layer_, dz_in, dp, dm, dz, saved.z, p, hidden.m);
+      encoding_.update_backward(layer_, dz_in, dp, dm, dz, saved.z, p, hidden->m);
     } else {
-      const WideView dm_sum(dm), m(hidden.m);
+      const WideView dm_sum(dm), m(hidden->m);
       encoding_.update_backward(layer_, dz_in, dp, dm_sum, dz, saved.z, p, m);
       kernels::convert(dm, dm_sum);
     }
   }
-  mlp_backward(dx, dm ? dm : dx, x_mid, std::move(hidden));  // dx is now that of x_mid
+  mlp_backward(dx, dm ? dm : dx, x_mid, hidden ? &*hidden : nullptr);  // dx is now that of x_mid
 
   // x_mid = x + drop(W_o y(x, z))
   x_mid = {};
+  hidden.reset();
   dm = {};
   const Tensor d_mid = dropped("attention");
   attention_.backward(context, dx, dz_in, d_mid ? d_mid : dx, dp, saved.x, saved.z, local, ring);

@@ -55,7 +55,8 @@ class Block {
   Tensor normed(const View& x_mid) const;
   MlpLocal gates(const View& x_mid) const;
   Tensor mlp_output(const MlpLocal& local) const;
-  void mlp_backward(const View& dx, const View& dm, const View& x_mid, MlpLocal local) const;
+  void mlp_backward(const View& dx, const View& dm, const View& x_mid, const MlpLocal* kept) const;
+  void mlp_rows_backward(const View& dx, const View& dm, const View& x_mid, const View& gate, const View& up) const;
   Tensor after_attention(const SequenceContext& context, const View& x, const parallel::RingSaved& ring) const;
 
   int layer_;

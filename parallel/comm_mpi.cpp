@@ -46,7 +46,8 @@ void check_mpi(int code, const char* call, int line) {
 /// Every MPI call stands in here.
 #define CAPSTAN_MPI(call) check_mpi(alone([&] { return (call); }), #call, __LINE__)
 
-/// A wait that leaves the core to others: first polls, then yields (ranks may outnumber cores), then sleeps.
+/// A wait that leaves the core to others: first polls, then yields (ranks may outnumber cores), then sleeps an eighth of the
+/// time waited so far: rarely enough that the other ranks of the core keep it, often enough that little is added.
 class Patience {
  public:
   /// False when the deadline has passed.
@@ -54,13 +55,14 @@ class Patience {
     ++polls_;
     if (polls_ < 50) return true;
     const double waited = seconds();
-    if (waited < 0.01) sched_yield();
-    else std::this_thread::sleep_for(std::chrono::microseconds(waited < 1 ? 20 : 200));
+    if (waited < longest_yield) sched_yield();
+    else std::this_thread::sleep_for(std::chrono::duration<double>(std::min(waited / 8, longest_sleep)));
     return waited < deadline();
   }
 
  private:
   using Clock = std::chrono::steady_clock;
+  static constexpr double longest_yield = 0.5e-3, longest_sleep = 1e-3;  // seconds
   double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 
   Clock::time_point start_ = Clock::now();
@@ -86,7 +88,7 @@ class Mover {
  private:
   void run();
 
-  static constexpr auto shortest_pause = std::chrono::microseconds(20), longest_pause = std::chrono::microseconds(500);
+  static constexpr auto shortest_pause = std::chrono::microseconds(20), longest_pause = std::chrono::microseconds(2000);
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<MpiPending*> under_way_;

@@ -1,8 +1,7 @@
-// Attention tiles on one thread, one sequence and one head, and beside them the matrix product that bounds them. Each benchmark
-// runs forward and backward in turn and reports the best CPU seconds of each: a claim of speed is a ratio of two of these
-// numbers of one run. Causal FLOP of one head: 4 D N²/2 forward, 10 D N²/2 backward (TAPE: 6 and 14).
+// Attention tiles on one thread, one sequence and one head. Each benchmark runs forward and backward in turn with what it is held
+// against, plain attention or the matrix product that bounds it, and reports the best CPU seconds of each and their ratio. Causal FLOP of one head: 4 D N²/2 forward, 10 D N²/2 backward (TAPE: 6 and 14).
 //
-//   product/n:2048                        2 n³ FLOP
+//   product of 2048 x 2048 matrices       2 n³ FLOP, in turn with attention_plain
 //   attention_plain/D/N                   no term
 //   attention_cope_unsaturated/D/N        CoPE, gates so small that no row reaches the table's end
 //   attention_cope_half/D/N               gates about 0.5: most tiles are saturated
@@ -20,6 +19,7 @@
 #include <cmath>
 #include <ctime>
 #include <limits>
+#include <optional>
 #include <string>
 
 #include "kernels/amx.h"
@@ -158,11 +158,10 @@ bool skipped_without_tile_unit(benchmark::State& state) {
   return true;
 }
 
-void attention(benchmark::State& state, Kind kind, DType type, bool on_tile_unit) {
-  if (on_tile_unit && skipped_without_tile_unit(state)) return;
-  Problem p(kind, state.range(0), state.range(1), type);
+/// Least CPU seconds so far.
+struct Best {
   double forward = std::numeric_limits<double>::infinity(), backward = forward;
-  for (auto _ : state) {
+  void run(Problem& p) {
     const double begin = thread_seconds();
     p.forward();
     const double middle = thread_seconds();
@@ -170,27 +169,56 @@ void attention(benchmark::State& state, Kind kind, DType type, bool on_tile_unit
     forward = std::min(forward, middle - begin);
     backward = std::min(backward, thread_seconds() - middle);
   }
+  double both() const { return forward + backward; }
+};
+
+/// y = x wᵀ of n x n matrices.
+class Product {
+ public:
+  explicit Product(std::int64_t n)
+      : n_(double(n)), x_(random_tensor({n, n}, DType::f32, Device::cpu, 1)),
+        w_(random_tensor({n, n}, DType::f32, Device::cpu, 2)), y_(zeros_like(x_)) {}
+  void run() {
+    const double begin = thread_seconds();
+    kernels::linear_forward(y_, x_, w_);
+    best_ = std::min(best_, thread_seconds() - begin);
+  }
+  double giga() const { return 2e-9 * n_ * n_ * n_ / best_; }
+
+ private:
+  double n_, best_ = std::numeric_limits<double>::infinity();
+  Tensor x_, w_, y_;
+};
+
+/// In turn with what the row is held against: the same without a term, or, where it has none, the product.
+void attention(benchmark::State& state, Kind kind, DType type, bool on_tile_unit) {
+  if (on_tile_unit && skipped_without_tile_unit(state)) return;
+  Problem p(kind, state.range(0), state.range(1), type);
+  std::optional<Problem> plain;
+  if (kind != Kind::plain) plain.emplace(Kind::plain, state.range(0), state.range(1), type);
+  Product product(2048);
+  Best own, beside;
+  for (auto _ : state) {
+    own.run(p);
+    if (plain) beside.run(*plain);
+    else product.run();
+  }
   if (kind == Kind::cope_unsaturated && p.stats.saturated_tiles > 0) state.SkipWithError("some tiles are saturated");
   const double pairs = double(p.tokens) * double(p.tokens) / 2, giga = 1e-9 * double(p.depth) * pairs;
-  state.counters["forward_s"] = forward;
-  state.counters["backward_s"] = backward;
-  state.counters["both_s"] = forward + backward;
-  state.counters["GFLOP/s"] = (kind == Kind::tape ? 20 : 14) * giga / (forward + backward);
-  state.counters["forward_GFLOP/s"] = (kind == Kind::tape ? 6 : 4) * giga / forward;
+  const double rate = (kind == Kind::tape ? 20 : 14) * giga / own.both();
+  state.counters["forward_s"] = own.forward;
+  state.counters["backward_s"] = own.backward;
+  state.counters["both_s"] = own.both();
+  state.counters["GFLOP/s"] = rate;
+  state.counters["forward_GFLOP/s"] = (kind == Kind::tape ? 6 : 4) * giga / own.forward;
   state.counters["saturated"] = double(p.stats.saturated_tiles) / double(p.stats.tiles);
-}
-
-void product(benchmark::State& state) {
-  const std::int64_t n = state.range(0);
-  const Tensor x = random_tensor({n, n}, DType::f32, Device::cpu, 1),
-               w = random_tensor({n, n}, DType::f32, Device::cpu, 2), y = zeros_like(x);
-  double best = std::numeric_limits<double>::infinity();
-  for (auto _ : state) {
-    const double begin = thread_seconds();
-    kernels::linear_forward(y, x, w);
-    best = std::min(best, thread_seconds() - begin);
+  if (plain) {
+    state.counters["over_plain"] = own.both() / beside.both();
+    state.counters["forward_over_plain"] = own.forward / beside.forward;
+  } else {
+    state.counters["product_GFLOP/s"] = product.giga();
+    state.counters["of_product"] = rate / product.giga();
   }
-  state.counters["GFLOP/s"] = 2e-9 * double(n) * double(n) * double(n) / best;
 }
 
 /// On two threads: half its rate in wall time is what one thread's attention is held against.
@@ -211,7 +239,6 @@ void product_bf16(benchmark::State& state) {
 }
 
 BENCHMARK(product_bf16)->ArgNames({"n", "threads"})->Args({2048, 2})->Iterations(8)->Unit(benchmark::kMillisecond);
-BENCHMARK(product)->ArgName("n")->Arg(2048)->Iterations(8)->Unit(benchmark::kMillisecond);
 
 /// Lengths: the middle one three times, for the best; long ones once.
 void add(const std::string& name, Kind kind, DType type, std::initializer_list<std::int64_t> depths,
@@ -222,7 +249,10 @@ void add(const std::string& name, Kind kind, DType type, std::initializer_list<s
                                    [=](benchmark::State& state) { attention(state, kind, type, on_tile_unit); })
           ->ArgNames({"D", "N"})
           ->Args({depth, length})
-          ->Iterations(length <= 8192 ? 4 : 1)
+          ->Iterations(length <= 8192    ? 4
+                       : length <= 16384 ? 3
+                       : length <= 32768 ? 2
+                                         : 1)
           ->Unit(benchmark::kMillisecond);
 }
 
@@ -234,8 +264,8 @@ const bool added = [] {
   add("attention_cope_unsaturated_bf16", Kind::cope_unsaturated, DType::bf16, {128, 64}, {8192});
   add("attention_plain_amx", Kind::plain, DType::bf16, {128}, {8192}, true);
   add("attention_cope_unsaturated_amx", Kind::cope_unsaturated, DType::bf16, {128}, {8192}, true);
-  add("attention_plain", Kind::plain, DType::f32, {64}, {16384, 32768, 65536});
-  add("attention_cope_half", Kind::cope_half, DType::f32, {64}, {16384, 32768});
+  add("attention_cope_half", Kind::cope_half, DType::f32, {64}, {4096, 16384, 32768});
+  add("attention_cope_half_bf16", Kind::cope_half, DType::bf16, {64}, {4096});
   add("attention_cope_rare", Kind::cope_rare, DType::f32, {64}, {16384, 32768});
   add("attention_hierarchical", Kind::hierarchical, DType::f32, {64}, {16384, 65536});
   return true;

@@ -4,7 +4,7 @@
 //   mpirun -n RANKS bench_ring TOKENS_PER_RANK [THREADS_ALONE]
 //
 // The ring has one thread per rank; afterwards rank 0 does the same sequence alone, with THREADS_ALONE threads, while the
-// others sleep. The best of three, in turn.
+// others sleep. The best of two, in turn.
 
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -28,7 +28,7 @@ using parallel::Communicator;
 using parallel::Ring;
 
 constexpr std::int64_t heads = 8, depth = 64, tile = 64;
-constexpr int repeats = 3;
+constexpr int repeats = 2;
 
 double cpu_seconds() {
   rusage use{};

@@ -130,8 +130,8 @@ void add(const std::string& name, void (*measure)(benchmark::State&, const StepS
 
 /// Memory first: peaks are those of the process, so sizes rise.
 void add_all() {
-  for (const Keep keep : {Keep::inputs, Keep::ring})
-    for (const std::int64_t tokens : {8192, 16384, 32768}) {
+  for (const std::int64_t tokens : {8192, 16384, 32768})
+    for (const Keep keep : {Keep::inputs, Keep::ring}) {
       if (keep == Keep::ring && tokens == 32768) continue;
       StepShape shape{.layers = 2, .vocabulary = 512, .tokens = tokens, .threads = 2, .keep = keep};
       add(keep == Keep::inputs ? "memory/block_full" : "memory/block", measure_memory, shape);

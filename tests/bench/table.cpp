@@ -81,25 +81,22 @@ constexpr char no_amx[] = "no AMX on this machine", no_peer[] = "peer not measur
 std::string attention(const std::string& kind, int depth, int tokens) {
   return fmt::format("attention_{}/D:{}/N:{}", kind, depth, tokens);
 }
-std::string step(const std::string& text) { return "step/" + text + "/"; }
+std::string step(const std::string& text) { return "step/" + text; }
 
 void add_attention_rows(std::vector<Row>& rows, const Figures& f) {
-  const auto rate = [&](int depth) {
-    return ratio(f.counter(attention("plain", depth, 8192), "GFLOP/s"), f.counter("product/n:2048", "GFLOP/s"));
-  };
+  const auto rate = [&](int depth) { return f.counter(attention("plain", depth, 8192), "of_product"); };
   rows.push_back({"C1", "f32 attention / sgemm 2048, D=128, N=8192", Better::higher, 0.65, 0.80, rate(128), {}});
   rows.push_back({"C2", "the same, D=64", Better::higher, 0.58, 0.72, rate(64), {}});
   const auto amx = [&](const char* what) {
     return ratio(f.counter("attention_plain_amx/D:128/N:8192", what),
-                 f.counter("product_bf16/threads:2", "half_GFLOP/s"));
+                 f.counter("product_bf16/n:2048/threads:2", "half_GFLOP/s"));
   };
   rows.push_back({"C3", "bf16 AMX forward / half of the bf16 product, D=128, N=8192", Better::higher, 0.50, 0.70,
                   amx("forward_GFLOP/s"), no_amx});
   rows.push_back({"C4", "the same, forward and backward", Better::higher, 0.40, 0.60, amx("GFLOP/s"), no_amx});
 
   const auto beside_plain = [&](const std::string& kind, int depth, int tokens) {
-    return ratio(f.counter(attention(kind, depth, tokens), "both_s"),
-                 f.counter(attention("plain", depth, tokens), "both_s"));
+    return f.counter(attention(kind, depth, tokens), "over_plain");
   };
   rows.push_back({"C6",
                   "CoPE / plain, nothing saturated, D=128",
@@ -110,9 +107,7 @@ void add_attention_rows(std::vector<Row>& rows, const Figures& f) {
                   {}});
   rows.push_back({"C6", "the same, D=64", Better::lower, 1.8, 1.6, beside_plain("cope_unsaturated", 64, 8192), {}});
   rows.push_back({"C7", "CoPE / plain, AMX forward, nothing saturated, D=128", Better::lower, 2.6, 2.0,
-                  ratio(f.counter("attention_cope_unsaturated_amx/D:128/N:8192", "forward_s"),
-                        f.counter("attention_plain_amx/D:128/N:8192", "forward_s")),
-                  no_amx});
+                  f.counter("attention_cope_unsaturated_amx/D:128/N:8192", "forward_over_plain"), no_amx});
   rows.push_back({"C8",
                   "CoPE / plain, gates about 0.5, N=16K",
                   Better::lower,
@@ -160,8 +155,7 @@ void add_ring_rows(std::vector<Row>& rows, const Figures& f) {
 
 void add_step_rows(std::vector<Row>& rows, const Figures& f) {
   const auto rate = [&](const std::string& text, const char* time) {  // Google Benchmark's times are in ms here
-    const Figure ms = f.counter(step(text) + "process_time/real_time", time),
-                 tokens = f.counter(step(text) + "process_time/real_time", "tokens");
+    const Figure ms = f.counter(step(text), time), tokens = f.counter(step(text), "tokens");
     return ms && tokens ? Figure(*tokens / *ms * 1e3) : Figure();
   };
   const std::string two = "rope/f32/layers:12/4x64/threads:2", both = "rope/f32/layers:12/1x1024/threads:2",
@@ -175,14 +169,10 @@ void add_step_rows(std::vector<Row>& rows, const Figures& f) {
   rows.push_back({"C15", "beside it: bf16", Better::higher, 1.1, 1.5,
                   ratio(rate(narrow, "cpu_time"), f.peer("torch_bf16_tokens_per_cpu_s")), no_peer});
   rows.push_back({"C16", "peak resident memory / PyTorch, B1T1024 f32", Better::lower, 0.75, 0.60,
-                  ratio(f.counter(step(one) + "process_time/real_time", "peak_resident_bytes"),
-                        f.peer("torch_f32_peak_bytes")),
-                  no_peer});
+                  ratio(f.counter(step(one), "peak_resident_bytes"), f.peer("torch_f32_peak_bytes")), no_peer});
 
   const auto bytes = [&](const char* recompute, int tokens) {
-    return f.counter(
-        fmt::format("memory/{}/rope/f32/layers:2/1x{}/threads:2/process_time/real_time", recompute, tokens),
-        "step_bytes");
+    return f.counter(fmt::format("memory/{}/rope/f32/layers:2/1x{}/threads:2", recompute, tokens), "step_bytes");
   };
   const auto grown = [&](const char* recompute, int from, int to) {
     const Figure a = bytes(recompute, from), b = bytes(recompute, to);
@@ -207,8 +197,7 @@ void add_step_rows(std::vector<Row>& rows, const Figures& f) {
   rows.push_back(
       {"C17", "beside it: block", Better::lower, {}, {}, ratio(grown("block", 8192, 16384), 8192 * formula), {}});
   const auto cope = [&](const std::string& rest) {
-    return ratio(f.counter(step("rope+cope/f32/" + rest) + "process_time/real_time", "cpu_time"),
-                 f.counter(step("rope/f32/" + rest) + "process_time/real_time", "cpu_time"));
+    return ratio(f.counter(step("rope+cope/f32/" + rest), "cpu_time"), f.counter(step("rope/f32/" + rest), "cpu_time"));
   };
   rows.push_back({"C18",
                   "rope+cope / rope, whole step, T=1024",
