@@ -2,7 +2,6 @@
 // Shared by the file-format tests: a folder of its own for each test process, and a look at the error that a call
 // throws.
 
-#include <fenv.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "kernels/check.h"
+#include "tests/support/without_traps.h"
 
 namespace capstan::testing {
 
@@ -38,19 +38,6 @@ class TestFolder {
 
  private:
   std::filesystem::path path_;
-};
-
-/// For tests that feed numbers such as 1e999: strtod overflows on purpose, which must not trap.
-class WithoutTraps {
- public:
-  WithoutTraps() : before_(fedisableexcept(FE_ALL_EXCEPT)) {}
-  ~WithoutTraps() {
-    feclearexcept(FE_ALL_EXCEPT);
-    feenableexcept(before_);
-  }
-
- private:
-  int before_;
 };
 
 inline std::string slurp(const std::string& path) {

@@ -11,6 +11,7 @@
 #include "tests/kernels/attention_runs.h"
 #include "tests/kernels/attention_shapes.h"
 #include "tests/support/tensors.h"
+#include "tests/support/without_traps.h"
 
 namespace capstan::tests {
 namespace {
@@ -64,6 +65,7 @@ TEST(AttentionThreads, NorDoTheyOfGateSums) {
 
 /// Scratch is kept between calls: what an earlier one of other extents left there must not matter.
 TEST(AttentionThreads, EarlierCallsLeaveNothingBehind) {
+  const testing::WithoutTraps nan_is_the_subject;
   const std::vector<NamedShape> shapes = all_term_shapes();
   const auto run = [](const AttentionShape& shape, std::int64_t tile) {
     const AttentionProblem problem = random_attention(shape, 33);
