@@ -75,6 +75,7 @@ struct Call {
 /// One query tile and head.
 struct RowTile {
   std::int64_t begin = 0, rows = 0, head = 0;
+  bool begun = false;                            ///< has met a key tile: only then are its rows' state read and written
   TilePair pair{};                               ///< with the key tile at hand
   Floats q_t, q_rows, o_t, do_t, do_rows, dq_t;  ///< q times s; dq without it
   Floats m, l, delta;                            ///< [lane]; in backward m is lse
@@ -178,14 +179,17 @@ struct Scratch {
       r.begin = begin;
       r.rows = std::min(tile, rows - begin);
       r.head = head;
+      r.begun = false;
     }
     run = std::span(tiles).first(count);
   }
 
   /// Calls body(r) for each query tile r of the run that sees keys of the tile at `key_begin`, in order; before the first
-  /// of them load(), which finds begin and keys in key_tile. Returns whether there was one.
-  template <class Load, class Body>
-  [[gnu::always_inline]] bool meet_keys(const Call& call, std::int64_t key_begin, const Load& load, const Body& body) {
+  /// of them load(), which finds begin and keys in key_tile, and before r's first key tile begin(r). Returns whether there
+  /// was one.
+  template <class Begin, class Load, class Body>
+  [[gnu::always_inline]] bool meet_keys(const Call& call, std::int64_t key_begin, const Begin& begin, const Load& load,
+                                        const Body& body) {
     bool loaded = false;
     for (RowTile& r : run) {
       if (!meet(r.pair, call.queries, call.keys, call.settings.tile, r.begin, key_begin)) continue;
@@ -195,6 +199,8 @@ struct Scratch {
         load();
       }
       loaded = true;
+      if (!r.begun) begin(r);
+      r.begun = true;
       body(r);
     }
     return loaded;

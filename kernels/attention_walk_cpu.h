@@ -60,23 +60,24 @@ template <class Products>
 template <class Products>
 [[gnu::always_inline]] inline void forward_run(const Call& call, Scratch& s, const AttentionState& state,
                                                std::int64_t head, AttentionStats& stats) {
-  for (RowTile& r : s.run) {
+  const auto begin = [&](RowTile & r) __attribute__((always_inline)) {
     Products::load_queries(call, r);
     gather_rows(r.o_t.data(), nullptr, state.o, r.begin, r.rows, head, call.columns_p, Products::row_lanes, 1);
     r.begin_terms(call);
     r.read(r.m.data(), state.m, call);
     r.read(r.l.data(), state.l, call);
     for (GatedLanes& g : r.sums) r.read(g.carry.data(), state.carry[g.which], call);
-  }
+  };
   for_each_key_tile(
       call.keys, call.settings.tile, Walk::near_to_far, [&](std::int64_t key_begin) __attribute__((always_inline)) {
         s.meet_keys(
-            call, key_begin,
+            call, key_begin, begin,
             [&]() __attribute__((always_inline)) { Products::load_keys(call, s.key_tile, head, Needs::forward); },
             [&](RowTile & r)
                 __attribute__((always_inline)) { forward_tile<Products>(call, state, s.key_tile, r, stats); });
       });
   for (RowTile& r : s.run) {
+    if (!r.begun) continue;
     scatter_rows(state.o, r.o_t.data(), r.begin, r.rows, head, Products::row_lanes, 1, Into::overwrite);
     r.write(state.m, r.m.data(), call);
     r.write(state.l, r.l.data(), call);
@@ -150,7 +151,7 @@ struct BackwardArrays {
 template <class Products>
 [[gnu::always_inline]] inline void backward_run(const Call& call, Scratch& s, const BackwardArrays& b,
                                                 std::int64_t head, float* fire_shared) {
-  for (RowTile& r : s.run) {
+  const auto begin = [&](RowTile & r) __attribute__((always_inline)) {
     Products::load_queries(call, r, b.d_o);
     std::fill_n(r.dq_t.data(), call.depth_p * call.lane_count, 0.0f);
     r.begin_terms(call);
@@ -160,7 +161,7 @@ template <class Products>
       r.read(g.carry.data(), b.state.carry[g.which], call);
       r.read(g.gate_grad.data(), b.state.gate_grad[g.which], call);
     }
-  }
+  };
   KeyTile& t = s.key_tile;
   for_each_key_tile(
       call.keys, call.settings.tile, Walk::far_to_near, [&](std::int64_t key_begin) __attribute__((always_inline)) {
@@ -169,12 +170,13 @@ template <class Products>
           clear_key_sums(call, t);
         };
         if (s.meet_keys(
-                call, key_begin, load, [&](RowTile & r) __attribute__((always_inline)) {
+                call, key_begin, begin, load, [&](RowTile & r) __attribute__((always_inline)) {
                   backward_tile<Products>(call, b.out, b.saved, t, r);
                 }))
           add_key_sums(call, b.out, t, head);
       });
   for (RowTile& r : s.run) {
+    if (!r.begun) continue;
     scatter_rows(b.out.dq, r.dq_t.data(), r.begin, r.rows, head, Products::row_lanes, call.scale, Into::add);
     end_terms<Products::row_lanes>(call, b.out, b.state, r, fire_shared);
   }
@@ -199,15 +201,15 @@ template <class Products>
 template <class Products>
 [[gnu::always_inline]] inline void gate_sum_run(const Call& call, Scratch& s, const View& total, int which,
                                                 std::int64_t head) {
-  for (RowTile& r : s.run) {
+  const auto begin = [&](RowTile & r) __attribute__((always_inline)) {
     Products::load_queries(call, r);
     r.begin_terms(call);
-  }
+  };
   for_each_key_tile(
       call.keys, call.settings.tile, Walk::near_to_far, [&](std::int64_t key_begin) __attribute__((always_inline)) {
         s.meet_keys(
             call, key_begin,
-            [&]() __attribute__((always_inline)) { Products::load_keys(call, s.key_tile, head, Needs::scores); },
+            begin, [&]() __attribute__((always_inline)) { Products::load_keys(call, s.key_tile, head, Needs::scores); },
             [&](RowTile & r)
                 __attribute__((always_inline)) { gate_sum_tile<Products>(call, total, which, s.key_tile, r); });
       });

@@ -160,8 +160,6 @@ TEST_P(LargeTensorsHeavy, AttentionOfTheLastRowsHasTheBitsOfSmallTensors) {
         << "result " << &x - few.data();
   }
   for (const auto& [queries, keys] : {std::pair{true, false}, {false, true}}) {
-    // A known defect: cpu reads and writes the state of rows that see no key, too, so that 2^25 of them end the test.
-    if (queries && GetParam() == Device::cpu) continue;
     const std::vector<Tensor> huge = attention.run(queries, keys);
     for (std::size_t i = 0; i < few.size(); ++i)
       EXPECT_TRUE(same_bits(few[i], huge[i])) << "result " << i << (queries ? ", huge queries" : ", huge keys");
