@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "framework/files.h"
+#include "framework/json.h"
 
 namespace capstan::framework {
 namespace {

@@ -12,10 +12,10 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
+#include "framework/json.h"
 #include "kernels/check.h"
 
 namespace capstan::framework {

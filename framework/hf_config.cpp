@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "framework/encoding.h"
 #include "framework/files.h"
+#include "framework/json.h"
 #include "kernels/check.h"
 
 namespace capstan::framework {

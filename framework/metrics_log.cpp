@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "framework/files.h"
+#include "framework/json.h"
 #include "framework/stop_request.h"
 
 namespace capstan::framework {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "framework/json.h"
 #include "framework/random.h"
 
 namespace capstan::framework {

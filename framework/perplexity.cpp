@@ -1,8 +1,8 @@
 #include "framework/perplexity.h"
+#include "framework/json.h"
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 namespace capstan::framework {
 

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "framework/files.h"
+#include "framework/json.h"
 #include "framework/token_file.h"
 #include "framework/tokenizer.h"
 #include "kernels/check.h"

@@ -20,11 +20,11 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 
 #include "framework/files.h"
+#include "framework/json.h"
 #include "kernels/check.h"
 
 namespace capstan::framework {

@@ -19,8 +19,10 @@ template <class RowOf>
 }
 
 /// Order-free terms, after those that are carried.
-template <int L, int W> [[gnu::always_inline]] inline void add_order_free(const Call& call, KeyTile& t, RowTile& r) {
+template <int L, int W>
+[[gnu::always_inline]] inline void add_order_free(const Call& call, RowConstants& before, KeyTile& t, RowTile& r) {
   float* logit = t.logit.data();
+  add_constants<L, W>(logit, before, t.keys);
   if (r.offset.present)
     add_offset_bias<L, W>(r.offset, logit, call.keys.terms.offset.as<std::int64_t>() + call.at(t.begin, r.head),
                           call.heads, t.keys);
@@ -56,10 +58,10 @@ template <int L> [[gnu::always_inline]] inline void find_kept(const Call& call, 
       t.kept[j * L + lane] = is_dropped(masks[lane], std::uint32_t(index[j]), threshold) ? 0.0f : factor;
 }
 
-/// Gates and biases of a tile in forward; the scores s q·k are in t.logit.
+/// Gates and biases of a tile in forward; the scores s q·k are in t.logit. Returns what remains to be added.
 template <int L, int W>
-[[gnu::always_inline]] inline void gated_forward(const Call& call, const AttentionState& state, KeyTile& t, RowTile& r,
-                                                 AttentionStats& stats) {
+[[gnu::always_inline]] inline RowConstants gated_forward(const Call& call, const AttentionState& state, KeyTile& t,
+                                                         RowTile& r, AttentionStats& stats) {
   const TilePair& pair = r.pair;
   bool all_flat = true;
   for (GatedLanes& g : r.sums) {
@@ -71,7 +73,7 @@ template <int L, int W>
     if (summed)  // the farthest tile so far
       state.horizon[g.which].as<std::int64_t>()[call.horizon_at(r.begin, r.head)] = call.first_key(pair);
   }
-  add_gated_biases<L, W>(r.sums, t.logit.data(), pair);
+  const RowConstants rest = add_gated_biases<L, W>(r.sums, t.logit.data(), pair);
   for (GatedLanes& g : r.sums) {
     // A saturated tile leaves the carry alone, also on the general path, so that both paths leave the same state.
     for (std::int64_t lane = 0; g.path.summed && lane < r.rows; ++lane) g.carry[lane] += g.fixed_total(lane);
@@ -81,11 +83,13 @@ template <int L, int W>
     }
   }
   stats.saturated_tiles += all_flat;
+  return rest;
 }
 
 /// The same biases once more in backward: entry carries are what came in less what the tile adds (exact integers).
 template <int L, int W>
-[[gnu::always_inline]] inline void gated_again(const Call& call, const AttentionSaved& saved, KeyTile& t, RowTile& r) {
+[[gnu::always_inline]] inline RowConstants gated_again(const Call& call, const AttentionSaved& saved, KeyTile& t,
+                                                       RowTile& r) {
   const TilePair& pair = r.pair;
   for (GatedLanes& g : r.sums) {
     const std::int64_t horizon = saved.horizon[g.which].as<std::int64_t>()[call.horizon_at(r.begin, r.head)];
@@ -95,17 +99,18 @@ template <int L, int W>
     read_gates<L, W>(g, t.logit.data(), pair, r.head);
     for (std::int64_t lane = 0; summed && lane < r.rows; ++lane) g.carry[lane] -= g.fixed_total(lane);
   }
-  add_gated_biases<L, W>(r.sums, t.logit.data(), pair);
+  return add_gated_biases<L, W>(r.sums, t.logit.data(), pair);
 }
 
 /// Adjoint of gates that have scores of their own: d_u → gate_q (in lanes) and gate_k.
 template <int L, int W>
 [[gnu::always_inline]] inline void separate_gates_backward(const Call& call, GatedLanes& g,
-                                                           const AttentionGradients& out, KeyTile& t, RowTile& r) {
+                                                           const AttentionGradients& out, const float* d_sum,
+                                                           KeyTile& t, RowTile& r) {
   float* d_u = t.d_score.data();
   if (g.path.flat) std::fill_n(d_u + (t.keys - 1) * L, L, 0.0f);
   else std::fill_n(d_u, t.keys * L, 0.0f);
-  positions_backward<L, W>(g, d_u, t.d_logit.data(), r.pair);
+  positions_backward<L, W>(g, d_u, t.d_logit.data(), d_sum, r.pair);
   if (!g.evaluated()) return;
   gate_scores_backward<L, W>(g, d_u);
   const View& dk = call.keys.terms.gate_k[g.which] ? out.keys.gate_k[g.which] : out.dk;
@@ -116,15 +121,16 @@ template <int L, int W>
         g.depth_p);
 }
 
-/// From d_logit in t.d_logit; returns the gradient of the scores s q·k, which gates of q and k join.
+/// From d_logit in t.d_logit and its sums over keys, if known; returns the gradient of the scores s q·k, which gates of q and k
+/// join.
 template <int L, int W>
-[[gnu::always_inline]] inline const float* terms_backward(const Call& call, const AttentionGradients& out, KeyTile& t,
-                                                          RowTile& r) {
+[[gnu::always_inline]] inline const float* terms_backward(const Call& call, const AttentionGradients& out,
+                                                          const float* d_sum, KeyTile& t, RowTile& r) {
   if (r.order_free) order_free_backward<L, W>(call, out, t, r);
   int joined = 0;
   for (GatedLanes& g : r.sums) {
     joined += !g.separate;
-    if (g.separate) separate_gates_backward<L, W>(call, g, out, t, r);
+    if (g.separate) separate_gates_backward<L, W>(call, g, out, d_sum, t, r);
   }
   float* d_score = t.d_logit.data();  // one sum may add to what it reads
   if (joined > 1) {
@@ -132,7 +138,7 @@ template <int L, int W>
     std::copy_n(t.d_logit.data(), t.keys * L, d_score);
   }
   for (GatedLanes& g : r.sums)
-    if (!g.separate) positions_backward<L, W>(g, d_score, t.d_logit.data(), r.pair);
+    if (!g.separate) positions_backward<L, W>(g, d_score, t.d_logit.data(), d_sum, r.pair);
   return d_score;
 }
 

@@ -18,28 +18,49 @@ namespace capstan::kernels::cpu {
 
 // ---- forward --------------------------------------------------------------------------------------------------------
 
-template <class Products> [[gnu::always_inline]] inline void softmax_step(const Call& call, KeyTile& t, RowTile& r) {
-  constexpr int L = Products::row_lanes;
+/// A logit with the constants of its row, if `biased`.
+template <bool biased>
+[[gnu::always_inline]] inline float with_constants(float logit, const RowConstants& constants, int lane) {
+  return biased ? (logit + constants.first[lane]) + constants.second[lane] : logit;
+}
+
+/// logit → exp(logit - m), with m, l and shrink = exp(old m - m) brought up to date.
+template <int L, bool biased>
+[[gnu::always_inline]] inline void softmax_weights(KeyTile& t, RowTile& r, float* shrink,
+                                                   const RowConstants& constants) {
   float *logit = t.logit.data(), *m = r.m.data(), *l = r.l.data();
-  alignas(64) float highest[L], shrink[L];
-  for (int lane = 0; lane < L; ++lane) highest[lane] = m[lane];
+  // The constants join the maximum afterwards: rounding keeps the order of numbers, so that the bits are the same.
+  alignas(64) float highest[L];
+  for (int lane = 0; lane < L; ++lane) highest[lane] = biased ? masked : m[lane];
   for (std::int64_t j = 0; j < t.keys; ++j)
     for (int lane = 0; lane < L; ++lane)
       highest[lane] = logit[j * L + lane] > highest[lane] ? logit[j * L + lane] : highest[lane];
   for (int lane = 0; lane < L; ++lane) {
+    const float of_tile = with_constants<biased>(highest[lane], constants, lane);
+    highest[lane] = of_tile > m[lane] ? of_tile : m[lane];
     shrink[lane] = fast_exp(m[lane] - highest[lane]);
     m[lane] = highest[lane];
   }
   float sum[L] = {};  // of the tile alone: one chain over all keys would lose bits as it grows
   for (std::int64_t j = 0; j < t.keys; ++j)
     for (int lane = 0; lane < L; ++lane) {
-      logit[j * L + lane] = fast_exp(logit[j * L + lane] - highest[lane]);
-      sum[lane] += logit[j * L + lane];
+      float& weight = logit[j * L + lane];
+      weight = fast_exp(with_constants<biased>(weight, constants, lane) - highest[lane]);
+      sum[lane] += weight;
     }
   for (int lane = 0; lane < L; ++lane) l[lane] = l[lane] * shrink[lane] + sum[lane];
+}
+
+template <class Products>
+[[gnu::always_inline]] inline void softmax_step(const Call& call, KeyTile& t, RowTile& r,
+                                                const RowConstants& constants) {
+  constexpr int L = Products::row_lanes;
+  alignas(64) float shrink[L];
+  if (constants.present) softmax_weights<L, true>(t, r, shrink, constants);
+  else softmax_weights<L, false>(t, r, shrink, constants);
   if (r.dropout) {
     find_kept<L>(call, t, r);
-    for (std::int64_t at = 0; at < t.keys * L; ++at) logit[at] *= t.kept[at];
+    for (std::int64_t at = 0; at < t.keys * L; ++at) t.logit[std::size_t(at)] *= t.kept[std::size_t(at)];
   }
   Products::add_values(call, t, r, shrink);
 }
@@ -50,10 +71,11 @@ template <class Products>
   constexpr int L = Products::row_lanes, W = Products::width;
   Products::scores(call, t, r);
   stats.tiles += 1;
-  if (!r.sums.empty()) gated_forward<L, W>(call, state, t, r, stats);
-  if (r.order_free) add_order_free<L, W>(call, t, r);
+  RowConstants constants;
+  if (!r.sums.empty()) constants = gated_forward<L, W>(call, state, t, r, stats);
+  if (r.order_free) add_order_free<L, W>(call, constants, t, r);
   apply_mask<L>(t.logit.data(), r.pair, masked);
-  softmax_step<Products>(call, t, r);
+  softmax_step<Products>(call, t, r, constants);
 }
 
 /// A run of query tiles against all keys of the chunk, near → far, for one head.
@@ -87,18 +109,27 @@ template <class Products>
 
 // ---- backward -------------------------------------------------------------------------------------------------------
 
-/// A = exp(logit - lse) in t.logit (what O was made of, once dropped); d_logit = A (dO·U - delta).
-template <int L> [[gnu::always_inline]] inline void weights_backward(const Call& call, KeyTile& t, const RowTile& r) {
+/// A = exp(logit - lse) in t.logit; d_logit = A (dO·U - delta). If `biased`, also d_sum [lane] = Σ_j d_logit.
+template <int L, bool biased>
+[[gnu::always_inline]] inline void weights_backward(KeyTile& t, const RowTile& r, const RowConstants& constants,
+                                                    float* d_sum_out) {
+  float *weight = t.logit.data(), *d_logit = t.d_logit.data(), d_sum[L] = {};
+  const float *lse = r.m.data(), *delta = r.delta.data();
+  for (std::int64_t j = 0; j < t.keys; ++j)
+    for (int lane = 0; lane < L; ++lane) {
+      const std::int64_t at = j * L + lane;
+      weight[at] = fast_exp(with_constants<biased>(weight[at], constants, lane) - lse[lane]);
+      d_logit[at] = weight[at] * (d_logit[at] - delta[lane]);
+      if (biased) d_sum[lane] += d_logit[at];
+    }
+  if (biased) std::copy_n(d_sum, L, d_sum_out);
+}
+
+/// The same with dropout: logit becomes what O was made of, A times `kept`.
+template <int L>
+[[gnu::always_inline]] inline void dropped_weights_backward(const Call& call, KeyTile& t, const RowTile& r) {
   float *weight = t.logit.data(), *d_logit = t.d_logit.data();
   const float *lse = r.m.data(), *delta = r.delta.data();
-  if (!r.dropout) {
-    for (std::int64_t j = 0; j < t.keys; ++j)
-      for (int lane = 0; lane < L; ++lane) {
-        weight[j * L + lane] = fast_exp(weight[j * L + lane] - lse[lane]);
-        d_logit[j * L + lane] = weight[j * L + lane] * (d_logit[j * L + lane] - delta[lane]);
-      }
-    return;
-  }
   find_kept<L>(call, t, r);
   for (std::int64_t j = 0; j < t.keys; ++j)
     for (int lane = 0; lane < L; ++lane) {
@@ -114,13 +145,18 @@ template <class Products>
                                                  const AttentionSaved& saved, KeyTile& t, RowTile& r) {
   constexpr int L = Products::row_lanes, W = Products::width;
   Products::scores(call, t, r);
-  if (!r.sums.empty()) gated_again<L, W>(call, saved, t, r);
-  if (r.order_free) add_order_free<L, W>(call, t, r);
+  RowConstants constants;
+  if (!r.sums.empty()) constants = gated_again<L, W>(call, saved, t, r);
+  if (r.order_free) add_order_free<L, W>(call, constants, t, r);
+  if (r.dropout) add_constants<L, W>(t.logit.data(), constants, t.keys);
   apply_mask<L>(t.logit.data(), r.pair, masked);
   Products::value_scores(call, t, r);
-  weights_backward<L>(call, t, r);
+  alignas(64) float d_sum[L];
+  if (r.dropout) dropped_weights_backward<L>(call, t, r);
+  else if (constants.present) weights_backward<L, true>(t, r, constants, d_sum);
+  else weights_backward<L, false>(t, r, constants, nullptr);
   Products::add_to_values(call, t, r);
-  const float* d_score = terms_backward<L, W>(call, out, t, r);
+  const float* d_score = terms_backward<L, W>(call, out, constants.present ? d_sum : nullptr, t, r);
   Products::add_to_queries(call, t, r, d_score);
   Products::add_to_keys(call, t, r, d_score);
 }

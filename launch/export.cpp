@@ -2,12 +2,12 @@
 
 #include <cstdio>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "framework/checkpoint.h"
 #include "framework/files.h"
 #include "framework/hf_config.h"
 #include "framework/hf_weights.h"
+#include "framework/json.h"
 #include "launch/command.h"
 
 namespace capstan::launch {

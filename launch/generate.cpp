@@ -3,9 +3,9 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
 #include "framework/generator.h"
+#include "framework/json.h"
 #include "launch/command.h"
 #include "launch/evaluation.h"
 

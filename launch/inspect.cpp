@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "framework/checkpoint.h"
 #include "framework/files.h"
+#include "framework/json.h"
 #include "framework/safetensors.h"
 #include "framework/token_file.h"
 #include "launch/command.h"

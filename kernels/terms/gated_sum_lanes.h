@@ -166,7 +166,7 @@ template <int L, int W>
 }
 
 /// After read_gates, with the carry on entry of the tile: logit += interp(table, min(P, carry + sum so far)). In a flat tile that
-/// is one number per row, which is only found: see add_gated_biases.
+/// is one number per row, which is only found: see RowConstants.
 template <int L, int W>
 [[gnu::always_inline]] inline void add_gated_bias(GatedLanes& g, float* logit, const TilePair& tile) {
   if (g.path.flat && g.settled && !g.path.summed) return;
@@ -183,33 +183,41 @@ template <int L, int W>
   find_row_constant<L, W>(g.flat_bias.data(), g.flat_place.data(), g.table_t.data());
 }
 
-/// logit += first + second, the latter of which may be null, both [lane].
+/// What is still to be added to every logit of a row, first before second: softmax does it on its way through the tile, which
+/// spares one of its own.
+struct RowConstants {
+  static constexpr std::array<float, largest_tile> none{};
+  const float *first = none.data(), *second = none.data();  ///< [lane]
+  bool present = false;
+
+  void then(const float* constant) {
+    (present ? second : first) = constant;
+    present = true;
+  }
+};
+
+/// Where something else must be added after them.
 template <int L, int W>
-[[gnu::always_inline]] inline void add_flat_biases(float* logit, const float* first, const float* second,
-                                                   std::int64_t keys) {
+[[gnu::always_inline]] inline void add_constants(float* logit, RowConstants& constants, std::int64_t keys) {
+  if (!constants.present) return;
   for (int n = 0; n < L; n += W) {
-    const Reals<W> one = lanes<W>(first + n);
-    if (!second) {
-      for (std::int64_t at = n; at < keys * L; at += L) lanes<W>(logit + at) += one;
-      continue;
-    }
-    const Reals<W> two = lanes<W>(second + n);
+    const Reals<W> one = lanes<W>(constants.first + n), two = lanes<W>(constants.second + n);
     for (std::int64_t at = n; at < keys * L; at += L) lanes<W>(logit + at) = (lanes<W>(logit + at) + one) + two;
   }
+  constants = {};
 }
 
-/// The biases of all gated sums, in their order.
+/// The biases of all gated sums, in their order; what remains is returned.
 template <int L, int W>
-[[gnu::always_inline]] inline void add_gated_biases(std::span<GatedLanes> sums, float* logit, const TilePair& tile) {
-  const float* flat = nullptr;
+[[gnu::always_inline]] inline RowConstants add_gated_biases(std::span<GatedLanes> sums, float* logit,
+                                                            const TilePair& tile) {
+  RowConstants rest;
   for (GatedLanes& g : sums) {
+    if (!g.path.flat) add_constants<L, W>(logit, rest, tile.keys);
     add_gated_bias<L, W>(g, logit, tile);
-    if (!g.path.flat) continue;
-    // Two flat ones make one way through the tile.
-    if (&g != &sums.back() && sums.back().path.flat) flat = g.flat_bias.data();
-    else if (flat) add_flat_biases<L, W>(logit, flat, g.flat_bias.data(), tile.keys);
-    else add_flat_biases<L, W>(logit, g.flat_bias.data(), nullptr, tile.keys);
+    if (g.path.flat) rest.then(g.flat_bias.data());
   }
+  return rest;
 }
 
 /// d_u += dg/du X of one key: dg/du = (1 - floor) σ (1 - σ).
@@ -220,14 +228,14 @@ template <int W>
 }
 
 /// d_logit (of biased logits) → d_u [keys][lane], adds to, maybe the same memory; far → near; dtable and gate_grad as
-/// in terms::positions_backward.
+/// in terms::positions_backward. d_sum: see row_constant_backward.
 template <int L, int W>
 [[gnu::always_inline]] inline void positions_backward(GatedLanes& g, float* d_u, const float* d_logit,
-                                                      const TilePair& tile) {
+                                                      const float* d_sum, const TilePair& tile) {
   const float rise = 1 - float(g.rule.floor);
   if (g.path.flat) {
-    row_constant_backward<L, W>(g.dtable_t.data(), g.gate_grad.data(), d_logit, g.flat_place.data(), g.table_t.data(),
-                                tile.keys);
+    row_constant_backward<L, W>(g.dtable_t.data(), g.gate_grad.data(), d_logit, d_sum, g.flat_place.data(),
+                                g.table_t.data(), tile.keys);
     for (int n = 0; g.path.summed && n < L; n += W)
       gate_backward<W>(d_u + (tile.keys - 1) * L + n, &g.open[n], lanes<W>(&g.gate_grad[n]), rise);
     return;

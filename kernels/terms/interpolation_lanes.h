@@ -125,9 +125,11 @@ template <int L, int W>
 }
 
 /// Its adjoint, with the sum over keys in the order of interpolated_backward: the same bits. place_grad [lane] += Σ_j d_logit_j slope.
+/// d_sum [lane]: Σ_j d_logit_j in that order, or null.
 template <int L, int W>
 [[gnu::always_inline]] inline void row_constant_backward(float* dtable_t, float* place_grad, const float* d_logit,
-                                                         const float* place, const float* table_t, std::int64_t keys) {
+                                                         const float* d_sum, const float* place, const float* table_t,
+                                                         std::int64_t keys) {
   for (int n = 0; n < L; n += W) {
     const LanePlaces<W> here(lanes<W>(place + n));
     Reals<W> below = {}, above = {};
@@ -135,7 +137,8 @@ template <int L, int W>
     const Reals<W> slope = here.weight > 0 ? above - below : Reals<W>{};
     below = above = Reals<W>{};
     if (!any_differs<W>(here.weight > 0, Ints<W>{})) {  // none between two entries, as where carries are saturated
-      for (std::int64_t at = n; at < keys * L; at += L) below += lanes<W>(d_logit + at);
+      if (d_sum) below = lanes<W>(d_sum + n);
+      for (std::int64_t at = n; !d_sum && at < keys * L; at += L) below += lanes<W>(d_logit + at);
     } else {
       Reals<W> grad = lanes<W>(place_grad + n);
       for (std::int64_t at = n; at < keys * L; at += L) {

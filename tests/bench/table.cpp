@@ -11,9 +11,10 @@
 
 #include <fstream>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
+
+#include "framework/json.h"
 
 namespace capstan::tests {
 namespace {

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "framework/checkpoint_manifest.h"
 #include "framework/files.h"
+#include "framework/json.h"
 #include "tests/framework/checkpoint_training.h"
 #include "tests/support/ranks.h"
 

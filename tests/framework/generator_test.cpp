@@ -58,7 +58,7 @@ TEST_P(CachedDecode, EqualsAFullForward) {
   });
 }
 
-TEST_P(CachedDecode, GoesOnPastTheAddedChunks) {
+TEST_P(CachedDecode, CoveringGoesOnPastTheAddedChunks) {
   tests::for_rank_counts({1, 2, 3}, [](parallel::Communicator& ring) {
     const auto model = small_model({GetParam()});
     const std::vector<std::int32_t> ids = random_prompt(640, model->config().vocabulary);

@@ -1,8 +1,8 @@
 #include "framework/hf_config.h"
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 
+#include "framework/json.h"
 #include "tests/framework/test_folder.h"
 
 namespace capstan::framework {

@@ -2,9 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "framework/json.h"
 #include "tests/framework/test_folder.h"
 
 namespace capstan::tests {

@@ -5,10 +5,10 @@
 
 #include <cmath>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "framework/hf_config.h"
 #include "framework/hf_weights.h"
+#include "framework/json.h"
 #include "framework/model.h"
 #include "tests/support/tensors.h"
 

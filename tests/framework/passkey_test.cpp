@@ -2,11 +2,11 @@
 
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 
 #include "framework/files.h"
+#include "framework/json.h"
 #include "tests/framework/small_model.h"
 #include "tests/framework/test_folder.h"
 #include "tests/support/ranks.h"

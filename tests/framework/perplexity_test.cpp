@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 
+#include "framework/json.h"
 #include "tests/framework/small_model.h"
 #include "tests/framework/test_folder.h"
 #include "tests/support/ranks.h"

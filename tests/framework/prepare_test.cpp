@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "framework/files.h"
+#include "framework/json.h"
 #include "framework/token_file.h"
 #include "framework/tokenizer.h"
 #include "tests/framework/test_folder.h"

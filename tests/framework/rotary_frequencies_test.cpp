@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "framework/files.h"
+#include "framework/json.h"
 #include "kernels/rotary.h"
 #include "tests/framework/test_folder.h"
 

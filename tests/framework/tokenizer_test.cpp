@@ -1,9 +1,9 @@
 #include "framework/tokenizer.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "framework/files.h"
+#include "framework/json.h"
 #include "tests/framework/test_folder.h"
 
 namespace capstan::framework {

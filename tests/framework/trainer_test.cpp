@@ -143,7 +143,7 @@ TEST_P(TrainerOverRanks, ThreeSgdStepsEqualOneRankForEverySplit) {
 }
 
 /// f32: 20 AdamW steps on any ranks stay within twice the spread of two one-rank runs whose micro-batches come in reverse order.
-TEST_P(TrainerOverRanks, F32LossesStayWithinTwiceTheSpreadOfOneRank) {
+TEST_P(TrainerOverRanks, CoveringF32LossesStayWithinTwiceTheSpreadOfOneRank) {
   Recipe recipe = tiny_recipe(GetParam());
   recipe.train.device = "cpu";
   recipe.train.precision = "f32";

@@ -111,7 +111,7 @@ void compare_four_with_naive(const AttentionShape& shape) {
         << name << " FIRE " << shape.fire << " far " << shape.far_positions;
 }
 
-TEST(AttentionTileF32, AtMostTwiceTheNaiveError) {
+TEST(AttentionTileF32Covering, AtMostTwiceTheNaiveError) {
   for (std::int64_t depth : {8, 40, 64, 128})
     for (std::int64_t npos : {0, 4, 64}) {
       compare_with_naive({100, 2, 1, depth, false, npos});

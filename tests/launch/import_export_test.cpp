@@ -8,10 +8,10 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "framework/checkpoint.h"
 #include "framework/hf_config.h"
+#include "framework/json.h"
 #include "framework/safetensors.h"
 #include "launch/command.h"
 #include "tests/framework/test_folder.h"

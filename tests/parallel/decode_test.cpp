@@ -197,7 +197,7 @@ TEST(Decode, ChunksPastTheFirstRoundOfRanks) {
   });
 }
 
-TEST(Decode, FastDeviceErrsAtMostTwiceAsMuchAsTheNaiveOne) {
+TEST(DecodeCovering, FastDeviceErrsAtMostTwiceAsMuchAsTheNaiveOne) {
   tests::for_rank_counts({1, 2, 3, 4}, [](Communicator& ring) {
     for (const Case& c : cases)
       for (const std::int64_t prompt : {1, 65, 130}) {

@@ -1,0 +1,17 @@
+#pragma once
+// JSON, through nlohmann's library. Its two value types are compiled once, in json.cpp: each file would make its own copy of
+// them, which is most of the time that such a file takes to compile.
+
+#include <nlohmann/json.hpp>
+
+extern template class nlohmann::basic_json<>;
+extern template class nlohmann::basic_json<nlohmann::ordered_map>;
+
+namespace capstan::framework::json_parts {
+using Text = nlohmann::detail::iterator_input_adapter<std::string::const_iterator>;
+}
+
+extern template class nlohmann::detail::parser<nlohmann::json, capstan::framework::json_parts::Text>;
+extern template class nlohmann::detail::parser<nlohmann::ordered_json, capstan::framework::json_parts::Text>;
+extern template class nlohmann::detail::serializer<nlohmann::json>;
+extern template class nlohmann::detail::serializer<nlohmann::ordered_json>;
