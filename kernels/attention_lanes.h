@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/attention_product_cpu.h"
+#include "kernels/attention_rows_cpu.h"
 #include "kernels/simd_math.h"
 #include "kernels/tensor.h"
 #include "kernels/tile_mask.h"
@@ -56,10 +57,6 @@ constexpr float masked = -2e30f;
 
 /// Columns as the micro-kernels want them: 8, or a multiple of 16.
 constexpr std::int64_t padded(std::int64_t columns) { return columns <= 8 ? 8 : (columns + 15) / 16 * 16; }
-
-/// From one row to the next where rows lie side by side: not a multiple of many cache lines, so that a column of a tile fits
-/// the first-level cache, whose places go by address.
-inline std::int64_t row_stride(std::int64_t columns_p) { return columns_p + 16; }
 
 /// Scratch that is kept between calls only grows.
 template <class Vector> void grow(Vector& x, std::int64_t entries) {
@@ -112,42 +109,12 @@ template <class F> [[gnu::always_inline]] inline void with_elements(const View& 
   for (std::int64_t d = columns; d < columns_p; ++d) out[d] = 0;
 }
 
-/// Rows [begin, begin + rows) of x [T, heads, columns], one head, into lanes (and row by row if `also` is given), times
-/// factor.
-[[gnu::always_inline]] inline void gather_rows(float* x_t, float* also, const View& x, std::int64_t begin,
-                                               std::int64_t rows, std::int64_t head, std::int64_t columns_p,
-                                               int lane_count, float factor) {
-  const std::int64_t heads = x.dim(1), columns = x.dim(2);
-  with_elements(
-      x, [=](const auto* elements) __attribute__((always_inline)) {
-        for (std::int64_t lane = 0; lane < lane_count; ++lane) {
-          const auto* source = lane < rows ? elements + ((begin + lane) * heads + head) * columns : nullptr;
-          for (std::int64_t d = 0; d < columns_p; ++d) {
-            const float value = source && d < columns ? to_float(source[d]) * factor : 0.0f;
-            x_t[d * lane_count + lane] = value;
-            if (also) also[lane * row_stride(columns_p) + d] = value;
-          }
-        }
-      });
-}
-
 /// A row table [T, heads, P + 1], with entry P once more behind it: the interpolation at P reads it with weight 0.
-[[gnu::always_inline]] inline void gather_table(Floats& table_t, const View& table, std::int64_t begin,
-                                                std::int64_t rows, std::int64_t head, int lane_count) {
+inline void gather_table(Floats& table_t, const View& table, std::int64_t begin, std::int64_t rows, std::int64_t head,
+                         int lane_count) {
   const std::int64_t columns = table.dim(2);
   gather_rows(table_t.data(), nullptr, table, begin, rows, head, columns, lane_count, 1);
   std::copy_n(&table_t[(columns - 1) * lane_count], lane_count, &table_t[columns * lane_count]);
-}
-
-/// The adjoint place: x[row, head, :] = or += factor · x_t[:, lane].
-inline void scatter_rows(const View& x, const float* x_t, std::int64_t begin, std::int64_t rows, std::int64_t head,
-                         int lane_count, float factor, Into into) {
-  const std::int64_t heads = x.dim(1), columns = x.dim(2);
-  for (std::int64_t lane = 0; lane < rows; ++lane) {
-    float* target = x.as<float>() + ((begin + lane) * heads + head) * columns;
-    for (std::int64_t d = 0; d < columns; ++d)
-      target[d] = (into == Into::add ? target[d] : 0.0f) + factor * x_t[d * lane_count + lane];
-  }
 }
 
 /// True if some lane of a is not that of b.
