@@ -21,7 +21,8 @@ template <class Shared> constexpr std::size_t shared_bytes() {
 /// wrong inside the kernel is told by a later call that waits for it.
 template <class Shared, class... Parameters, class... Args>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream, Args&&... args) {
-  constexpr std::size_t without_asking = 48 * 1024;  // beyond it a kernel must opt in (CUDA guide, "Shared Memory 8.x, 9.0")
+  constexpr std::size_t without_asking =
+      48 * 1024;  // beyond it a kernel must opt in (CUDA guide, "Shared Memory 8.x, 9.0")
   constexpr std::size_t bytes = shared_bytes<Shared>();
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
   if (bytes > without_asking)

@@ -83,7 +83,9 @@ __device__ inline void copy_async_16(void* shared, const void* global, bool vali
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" : : : "memory"); }
 
 /// Waits until at most the newest N groups of this thread are still under way.
-template <int N> __device__ inline void copy_async_wait() { asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory"); }
+template <int N> __device__ inline void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" : : "n"(N) : "memory");
+}
 
 /// 2^x, relative error 2^-22; -inf gives 0.
 __device__ inline float exp2_approx(float x) {

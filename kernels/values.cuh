@@ -20,9 +20,7 @@ template <class T> __device__ inline T element_of(float x) {
 }
 
 /// N neighbours that are moved by one instruction (two, if they are more than 16 bytes).
-template <class T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack {
-  T at[N];
-};
+template <class T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack { T at[N]; };
 /// How many elements the widest load has.
 template <class T> constexpr int widest = 16 / sizeof(T);
 

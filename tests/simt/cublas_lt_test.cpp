@@ -31,8 +31,10 @@ class Product {
     EXPECT_EQ(cublasLtCreate(&handle_), CUBLAS_STATUS_SUCCESS);
     EXPECT_EQ(cublasLtMatmulDescCreate(&matmul_, CUBLAS_COMPUTE_32F, CUDA_R_32F), CUBLAS_STATUS_SUCCESS);
     const std::int32_t a = c.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N, b = c.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
-    EXPECT_EQ(cublasLtMatmulDescSetAttribute(matmul_, CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof a), CUBLAS_STATUS_SUCCESS);
-    EXPECT_EQ(cublasLtMatmulDescSetAttribute(matmul_, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b), CUBLAS_STATUS_SUCCESS);
+    EXPECT_EQ(cublasLtMatmulDescSetAttribute(matmul_, CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof a),
+              CUBLAS_STATUS_SUCCESS);
+    EXPECT_EQ(cublasLtMatmulDescSetAttribute(matmul_, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b),
+              CUBLAS_STATUS_SUCCESS);
     a_ = layout(c.in, c.transpose_a ? k : m, c.transpose_a ? m : k);
     b_ = layout(c.in, c.transpose_b ? n : k, c.transpose_b ? k : n);
     d_ = layout(c.out, m, n);
@@ -45,7 +47,9 @@ class Product {
     EXPECT_EQ(cublasLtDestroy(handle_), CUBLAS_STATUS_SUCCESS);
   }
 
-  std::int64_t leading(std::int64_t rows, std::int64_t columns) const { return (case_.row_major ? columns : rows) + room; }
+  std::int64_t leading(std::int64_t rows, std::int64_t columns) const {
+    return (case_.row_major ? columns : rows) + room;
+  }
   std::int64_t matrix_elements(std::int64_t rows, std::int64_t columns) const {
     return leading(rows, columns) * (case_.row_major ? rows : columns);
   }
@@ -62,8 +66,8 @@ class Product {
     EXPECT_EQ(cublasLtMatmulPreferenceDestroy(preference), CUBLAS_STATUS_SUCCESS);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     EXPECT_EQ(count, 1);
-    return cublasLtMatmul(handle_, matmul_, &case_.alpha, a, a_, b, b_, &case_.beta, d, d_, d, d_, &found.algo, nullptr, 0,
-                          nullptr);
+    return cublasLtMatmul(handle_, matmul_, &case_.alpha, a, a_, b, b_, &case_.beta, d, d_, d, d_, &found.algo, nullptr,
+                          0, nullptr);
   }
 
  private:
@@ -71,13 +75,16 @@ class Product {
     cublasLtMatrixLayout_t made;
     const std::int64_t stride = matrix_elements(rows, columns);
     const std::int32_t order = case_.row_major ? CUBLASLT_ORDER_ROW : CUBLASLT_ORDER_COL, batches = case_.batches;
-    EXPECT_EQ(cublasLtMatrixLayoutCreate(&made, type, std::uint64_t(rows), std::uint64_t(columns), leading(rows, columns)),
+    EXPECT_EQ(
+        cublasLtMatrixLayoutCreate(&made, type, std::uint64_t(rows), std::uint64_t(columns), leading(rows, columns)),
+        CUBLAS_STATUS_SUCCESS);
+    EXPECT_EQ(cublasLtMatrixLayoutSetAttribute(made, CUBLASLT_MATRIX_LAYOUT_ORDER, &order, sizeof order),
               CUBLAS_STATUS_SUCCESS);
-    EXPECT_EQ(cublasLtMatrixLayoutSetAttribute(made, CUBLASLT_MATRIX_LAYOUT_ORDER, &order, sizeof order), CUBLAS_STATUS_SUCCESS);
     EXPECT_EQ(cublasLtMatrixLayoutSetAttribute(made, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batches, sizeof batches),
               CUBLAS_STATUS_SUCCESS);
-    EXPECT_EQ(cublasLtMatrixLayoutSetAttribute(made, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride),
-              CUBLAS_STATUS_SUCCESS);
+    EXPECT_EQ(
+        cublasLtMatrixLayoutSetAttribute(made, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride),
+        CUBLAS_STATUS_SUCCESS);
     return made;
   }
 
@@ -117,8 +124,8 @@ void check(const Case& c) {
   const Product product(c);
   const auto [a_rows, a_columns] = c.transpose_a ? std::pair{k, m} : std::pair{m, k};
   const auto [b_rows, b_columns] = c.transpose_b ? std::pair{n, k} : std::pair{k, n};
-  const std::int64_t a_size = product.matrix_elements(a_rows, a_columns), b_size = product.matrix_elements(b_rows, b_columns),
-                     d_size = product.matrix_elements(m, n);
+  const std::int64_t a_size = product.matrix_elements(a_rows, a_columns),
+                     b_size = product.matrix_elements(b_rows, b_columns), d_size = product.matrix_elements(m, n);
   const Numbers A = numbers(c.in, a_size * c.batches, 1), B = numbers(c.in, b_size * c.batches, 2),
                 D = numbers(c.out, d_size * c.batches, 3);
   const DeviceArray<std::byte> a(A.bytes), b(B.bytes), d(D.bytes);
@@ -161,7 +168,8 @@ TEST(SimtCublasLt, WhatItRefuses) {
 TEST(SimtCublasLt, MemoryIsChecked) {
   const Case c{CUDA_R_32F, CUDA_R_32F, false, false, false, 1, 0, 1};
   const Product product(c);
-  const std::size_t a_size = std::size_t(product.matrix_elements(5, 11)), b_size = std::size_t(product.matrix_elements(11, 7)),
+  const std::size_t a_size = std::size_t(product.matrix_elements(5, 11)),
+                    b_size = std::size_t(product.matrix_elements(11, 7)),
                     d_size = std::size_t(product.matrix_elements(5, 7));
   const auto failure = [&](bool a_written, std::size_t d_elements) {
     const simt::Session session;

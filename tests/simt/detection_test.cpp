@@ -27,7 +27,8 @@ template <class F> std::vector<std::string> failures_of(F&& f) {
 }
 
 template <class F> void expect_found(F&& f, const std::string& what) {
-  EXPECT_THAT(failures_of(f), testing::Each(AllOf(HasSubstr(what), HasSubstr("kernel "), HasSubstr("block ("), HasSubstr("thread ("))));
+  EXPECT_THAT(failures_of(f),
+              testing::Each(AllOf(HasSubstr(what), HasSubstr("kernel "), HasSubstr("block ("), HasSubstr("thread ("))));
 }
 
 template <class F> void expect_clean(F&& f) { EXPECT_THAT(failures_of(f), testing::Each(std::string())); }
@@ -256,8 +257,9 @@ TEST(SimtDetection, MessagesNameTheKernel) {
   const simt::Session session;
   const DeviceArray<float> in(std::vector<float>(40, 1)), out(39);
   launch<void>(copy_some, dim3(4), dim3(32), nullptr, out.data(), in.data(), 40);
-  EXPECT_THAT(failure_of([] {}), AllOf(HasSubstr("kernel capstan::tests::{anonymous}::copy_some, block (1, 0, 0), thread (7, 0, 0): "),
-                                       HasSubstr("in capstan::tests::{anonymous}::copy_some")));
+  EXPECT_THAT(failure_of([] {}),
+              AllOf(HasSubstr("kernel capstan::tests::{anonymous}::copy_some, block (1, 0, 0), thread (7, 0, 0): "),
+                    HasSubstr("in capstan::tests::{anonymous}::copy_some")));
 }
 
 TEST(SimtDetection, FreedMemory) {

@@ -47,9 +47,7 @@ template <class F> std::string failure_of(F&& f) {
   try {
     f();
     wait_for_device();
-  } catch (const std::runtime_error& error) {
-    return error.what();
-  }
+  } catch (const std::runtime_error& error) { return error.what(); }
   return "";
 }
 

@@ -89,7 +89,7 @@ __global__ void shuffle(Shuffled* out) {
   of_lane.crossed = __shfl_xor_sync(0xffffffff, value, 9);
   of_lane.segment_up = __shfl_up_sync(0xffffffff, value, 1, 8);
   of_lane.segment_down = __shfl_down_sync(0xffffffff, value, 1, 8);
-  of_lane.segment_first = __shfl_sync(0xffffffff, value, 8, 8);  // 8 mod 8
+  of_lane.segment_first = __shfl_sync(0xffffffff, value, 8, 8);    // 8 mod 8
   of_lane.crossed_out = __shfl_xor_sync(0xffffffff, value, 8, 8);  // leaves the segment: the own value
   of_lane.wide = __shfl_sync(0xffffffff, lane + 0.25, lane ^ 1);
 }
@@ -205,10 +205,9 @@ TEST(Simt, LargeSharedMemory) {
   std::reverse(in.begin(), in.end());
   EXPECT_EQ(to.values(), in);
   // A kernel that uses more than it was launched with
-  EXPECT_THAT(failure_of([&] {
-                launch<float>(reverse_in_shared, dim3(1), dim3(32), nullptr, to.data(), from.data(), 32);
-              }),
-              HasSubstr("wants 100000 bytes of shared memory, but was launched with 4"));
+  EXPECT_THAT(
+      failure_of([&] { launch<float>(reverse_in_shared, dim3(1), dim3(32), nullptr, to.data(), from.data(), 32); }),
+      HasSubstr("wants 100000 bytes of shared memory, but was launched with 4"));
 }
 
 TEST(Simt, LaunchesThatNoDeviceTakes) {

@@ -91,7 +91,8 @@ TEST(SimtTensorCore, LoadMatrixFaults) {
     });
   };
   EXPECT_EQ(failure(load_wrongly<0>), "");
-  EXPECT_THAT(failure(load_wrongly<1>), testing::AnyOf(HasSubstr("race: another thread"), HasSubstr("nobody has written")));
+  EXPECT_THAT(failure(load_wrongly<1>),
+              testing::AnyOf(HasSubstr("race: another thread"), HasSubstr("nobody has written")));
   EXPECT_THAT(failure(load_wrongly<2>), HasSubstr("is not a multiple of 16"));
   EXPECT_THAT(failure(load_wrongly<3>), HasSubstr("divergent warp"));
 }
@@ -132,7 +133,8 @@ TEST(SimtTensorCore, MultiplyFragments) {
   const DeviceArray<std::uint16_t> of_a(a), of_b(b);
   const DeviceArray<float> of_c(c);
   launch<void>(multiply_fragments, dim3(1), dim3(32), nullptr, of_c.data(),
-               reinterpret_cast<const std::uint32_t*>(of_a.data()), reinterpret_cast<const std::uint32_t*>(of_b.data()));
+               reinterpret_cast<const std::uint32_t*>(of_a.data()),
+               reinterpret_cast<const std::uint32_t*>(of_b.data()));
   const std::vector<float> got = of_c.values();
   for (std::size_t lane = 0; lane < 32; ++lane)
     for (std::size_t i = 0; i < 4; ++i) {
@@ -303,7 +305,8 @@ TEST(SimtTensorCore, Product) {
       launch<Stages>(multiply, dim3(unsigned(N / tile), unsigned(M / tile)), dim3(128), nullptr, c.data(), a.data(),
                      b.data(), N, K);
       const std::vector<float> got = c.values();
-      for (std::size_t i = 0; i < got.size(); ++i)  // each of the K additions rounds by 2^-24 of the terms' size at most
+      for (std::size_t i = 0; i < got.size();
+           ++i)  // each of the K additions rounds by 2^-24 of the terms' size at most
         ASSERT_NEAR(got[i], exact[i], double(K) * 0x1p-24 * size[i]) << i;
       if (first.empty()) first = got;
       EXPECT_EQ(got, first);

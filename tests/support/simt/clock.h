@@ -50,8 +50,8 @@ class Clock {
   Tick tick();
 
   Tick now_ = 1, launch_ = 1, block_ = 1, barrier_ = 1;
-  std::array<Tick, block_threads / warp_width> whole_warp_{};         // the last time that all lanes met
-  std::array<std::array<Tick, warp_width>, block_threads> met_{};     // [thread][lane]: the last time that they met
+  std::array<Tick, block_threads / warp_width> whole_warp_{};      // the last time that all lanes met
+  std::array<std::array<Tick, warp_width>, block_threads> met_{};  // [thread][lane]: the last time that they met
 };
 
 }  // namespace simt

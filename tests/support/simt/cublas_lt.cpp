@@ -38,7 +38,8 @@ struct Matrix {
   std::byte* at(std::int64_t batch, std::uint64_t row, std::uint64_t column) const {
     const bool by_column = layout.order == CUBLASLT_ORDER_COL;
     const std::uint64_t outer = by_column ? column : row, inner = by_column ? row : column;
-    return begin + (std::uint64_t(batch * layout.batch_stride) + outer * std::uint64_t(layout.leading) + inner) * element_bytes();
+    return begin + (std::uint64_t(batch * layout.batch_stride) + outer * std::uint64_t(layout.leading) + inner) *
+                       element_bytes();
   }
   float read(std::int64_t batch, std::uint64_t row, std::uint64_t column) const {
     const std::byte* const from = at(batch, row, column);
@@ -102,8 +103,10 @@ cudaError_t multiply(const Product& p) {
 
 bool known(cudaDataType_t type) { return type == CUDA_R_32F || type == CUDA_R_16BF; }
 
-cublasStatus_t check(const SimtMatmul& m, const SimtMatrix& a, const SimtMatrix& b, const SimtMatrix& c, const SimtMatrix& d) {
-  const bool f32 = (m.compute == CUBLAS_COMPUTE_32F || m.compute == CUBLAS_COMPUTE_32F_PEDANTIC) && m.scale == CUDA_R_32F;
+cublasStatus_t check(const SimtMatmul& m, const SimtMatrix& a, const SimtMatrix& b, const SimtMatrix& c,
+                     const SimtMatrix& d) {
+  const bool f32 =
+      (m.compute == CUBLAS_COMPUTE_32F || m.compute == CUBLAS_COMPUTE_32F_PEDANTIC) && m.scale == CUDA_R_32F;
   const bool types = known(a.type) && a.type == b.type && c.type == d.type && known(d.type) &&
                      !(a.type == CUDA_R_32F && d.type == CUDA_R_16BF);
   if (!f32 || !types || m.epilogue != CUBLASLT_EPILOGUE_DEFAULT || m.pointers != CUBLASLT_POINTER_MODE_HOST)
@@ -111,7 +114,8 @@ cublasStatus_t check(const SimtMatmul& m, const SimtMatrix& a, const SimtMatrix&
   const std::uint64_t rows_a = m.transpose_a ? a.columns : a.rows, depth = m.transpose_a ? a.rows : a.columns;
   const std::uint64_t depth_b = m.transpose_b ? b.columns : b.rows, columns_b = m.transpose_b ? b.rows : b.columns;
   const bool shapes = rows_a == d.rows && columns_b == d.columns && depth == depth_b && c.rows == d.rows &&
-                      c.columns == d.columns && a.batches == d.batches && b.batches == d.batches && c.batches == d.batches;
+                      c.columns == d.columns && a.batches == d.batches && b.batches == d.batches &&
+                      c.batches == d.batches;
   for (const SimtMatrix* const one : {&a, &b, &c, &d})
     if (one->leading < std::int64_t(one->order == CUBLASLT_ORDER_COL ? one->rows : one->columns))
       return CUBLAS_STATUS_INVALID_VALUE;
@@ -153,7 +157,8 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
 
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return destroy(handle); }
 
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* matmul, cublasComputeType_t compute, cudaDataType_t scale) {
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* matmul, cublasComputeType_t compute,
+                                        cudaDataType_t scale) {
   *matmul = new SimtMatmul{compute, scale};
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -179,8 +184,9 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* matrix, cudaDa
 
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t matrix) { return destroy(matrix); }
 
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t matrix, cublasLtMatrixLayoutAttribute_t attribute,
-                                                const void* value, std::size_t bytes) {
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t matrix,
+                                                cublasLtMatrixLayoutAttribute_t attribute, const void* value,
+                                                std::size_t bytes) {
   switch (attribute) {
     case CUBLASLT_MATRIX_LAYOUT_ORDER: return assign(matrix->order, value, bytes);
     case CUBLASLT_MATRIX_LAYOUT_LD: return assign(matrix->leading, value, bytes);
@@ -205,8 +211,9 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t matmul,
-                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
-                                              cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t, int requested,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t, int requested,
                                               cublasLtMatmulHeuristicResult_t results[], int* returned) {
   *returned = 0;
   if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
@@ -224,8 +231,13 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t matm
   if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
   const cublasStatus_t status = check(*matmul, *a, *b, *c, *d);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
-  const Product product{matrix(a, A), matrix(b, B), matrix(c, C), matrix(d, D), matmul->transpose_a != CUBLAS_OP_N,
-                        matmul->transpose_b != CUBLAS_OP_N, *static_cast<const float*>(alpha),
+  const Product product{matrix(a, A),
+                        matrix(b, B),
+                        matrix(c, C),
+                        matrix(d, D),
+                        matmul->transpose_a != CUBLAS_OP_N,
+                        matmul->transpose_b != CUBLAS_OP_N,
+                        *static_cast<const float*>(alpha),
                         *static_cast<const float*>(beta)};
   const std::scoped_lock guard(device().lock);
   const cudaError_t queued = device().queue(stream, [product] { return multiply(product); });

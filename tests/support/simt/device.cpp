@@ -46,11 +46,10 @@ cudaError_t Device::run_kernel(KernelCall& call) {
   return broken;
 }
 
-void Device::reset() {
+void Device::forget_work() {
   streams.clear();
   events.clear();
   shared_limits.clear();
-  machine().memory().release_all();
   fault.clear();
   broken = last_error = cudaSuccess;
 }
@@ -68,16 +67,22 @@ void set_order(Order order) {
   device().streams.set_order(order);
 }
 
+Order order() {
+  const std::scoped_lock guard(device().lock);
+  return device().streams.order();
+}
+
 void set_device_memory(std::size_t bytes) {
   const std::scoped_lock guard(device().lock);
   machine().memory().set_capacity(bytes);
 }
 
-Session::Session(Order order) : before_(device().streams.order()) { set_order(order); }
+Session::Session(Order order) : before_(simt::order()) { set_order(order); }
 
 Session::~Session() {
   const std::scoped_lock guard(device().lock);
-  device().reset();
+  device().forget_work();
+  machine().memory().forget_contents();
   device().streams.set_order(before_);
 }
 

@@ -19,8 +19,8 @@ struct Device {
   std::vector<std::unique_ptr<SimtEvent>> events;
   std::map<const void*, int> shared_limits;  // of kernels that asked for more than the usual
   std::map<void*, std::unique_ptr<std::byte[]>> host_allocations;
-  std::string fault;                  // what the kernel did that failed
-  cudaError_t broken = cudaSuccess;   // a failed launch; every later call fails with it until the device is reset
+  std::string fault;                 // what the kernel did that failed
+  cudaError_t broken = cudaSuccess;  // a failed launch; every later call fails with it until the device is reset
   cudaError_t last_error = cudaSuccess;
 
   /// Remembers an error for cudaGetLastError, and returns it.
@@ -29,8 +29,8 @@ struct Device {
   cudaError_t queue(cudaStream_t stream, std::function<cudaError_t()> run, std::vector<Mark> after = {});
   cudaError_t wait(cudaStream_t stream);
   cudaError_t run_kernel(KernelCall& call);
-  /// As new: memory freed, streams, events and faults forgotten.
-  void reset();
+  /// Streams, what they have queued, events and faults are forgotten.
+  void forget_work();
 };
 
 /// The one of this process.

@@ -40,7 +40,8 @@ SIMT_EMULATOR int __syncthreads_or(int predicate, simt::Where where = simt::Wher
   return simt::block_barrier("__syncthreads_or", predicate, simt::Combine::any, where);
 }
 SIMT_EMULATOR void __syncwarp(unsigned mask = 0xffffffff, simt::Where where = simt::Where::current()) {
-  simt::warp_operation("__syncwarp", mask, nullptr, [](void* const (&)[32], std::uint32_t) {}, true, where);
+  simt::warp_operation(
+      "__syncwarp", mask, nullptr, [](void* const(&)[32], std::uint32_t) {}, true, where);
 }
 // Threads run one at a time, and each sees at once what the others wrote: nothing is left for fences to do. They order nothing
 // for the race check, which knows barriers only.
@@ -63,7 +64,8 @@ SIMT_EMULATOR int segment(int width) { return lane_of_thread() / width * width; 
 }  // namespace simt
 
 template <class T>
-SIMT_EMULATOR T __shfl_sync(unsigned mask, T value, int source, int width = 32, simt::Where where = simt::Where::current()) {
+SIMT_EMULATOR T __shfl_sync(unsigned mask, T value, int source, int width = 32,
+                            simt::Where where = simt::Where::current()) {
   return simt::shuffle_value("__shfl_sync", mask, value, simt::segment(width) + (source & (width - 1)), where);
 }
 template <class T>
@@ -115,27 +117,35 @@ template <class T, class F> __attribute__((no_sanitize("thread"), noinline)) T c
 }  // namespace simt
 template <class T> SIMT_EMULATOR T atomicAdd(T* address, std::type_identity_t<T> value) {
   static_assert(sizeof(T) >= 4, "CUDA has no such atomicAdd that we use");
-  return simt::change(address, [value](T before) __attribute__((no_sanitize("thread"))) { return T(before + value); });
+  return simt::change(
+      address, [value](T before) __attribute__((no_sanitize("thread"))) { return T(before + value); });
 }
 template <class T> SIMT_EMULATOR T atomicMax(T* address, std::type_identity_t<T> value) {
   static_assert(std::is_integral_v<T>);
-  return simt::change(address, [value](T x) __attribute__((no_sanitize("thread"))) { return x > value ? x : value; });
+  return simt::change(
+      address, [value](T x) __attribute__((no_sanitize("thread"))) { return x > value ? x : value; });
 }
 template <class T> SIMT_EMULATOR T atomicMin(T* address, std::type_identity_t<T> value) {
   static_assert(std::is_integral_v<T>);
-  return simt::change(address, [value](T x) __attribute__((no_sanitize("thread"))) { return x < value ? x : value; });
+  return simt::change(
+      address, [value](T x) __attribute__((no_sanitize("thread"))) { return x < value ? x : value; });
 }
 template <class T> SIMT_EMULATOR T atomicOr(T* address, std::type_identity_t<T> value) {
-  return simt::change(address, [value](T before) __attribute__((no_sanitize("thread"))) { return before | value; });
+  return simt::change(
+      address, [value](T before) __attribute__((no_sanitize("thread"))) { return before | value; });
 }
 template <class T> SIMT_EMULATOR T atomicAnd(T* address, std::type_identity_t<T> value) {
-  return simt::change(address, [value](T before) __attribute__((no_sanitize("thread"))) { return before & value; });
+  return simt::change(
+      address, [value](T before) __attribute__((no_sanitize("thread"))) { return before & value; });
 }
 template <class T> SIMT_EMULATOR T atomicExch(T* address, std::type_identity_t<T> value) {
-  return simt::change(address, [value](T) __attribute__((no_sanitize("thread"))) { return value; });
+  return simt::change(
+      address, [value](T) __attribute__((no_sanitize("thread"))) { return value; });
 }
-template <class T> SIMT_EMULATOR T atomicCAS(T* address, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
-  return simt::change(address, [=](T x) __attribute__((no_sanitize("thread"))) { return x == expected ? value : x; });
+template <class T>
+SIMT_EMULATOR T atomicCAS(T* address, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
+  return simt::change(
+      address, [=](T x) __attribute__((no_sanitize("thread"))) { return x == expected ? value : x; });
 }
 
 // Bits
@@ -178,6 +188,10 @@ inline float __int2float_rn(int x) { return static_cast<float>(x); }
 inline float __uint2float_rn(unsigned x) { return static_cast<float>(x); }
 inline float __ll2float_rn(long long x) { return static_cast<float>(x); }
 inline double __ll2double_rn(long long x) { return static_cast<double>(x); }
-template <class T> requires std::is_arithmetic_v<T> constexpr T min(T a, std::type_identity_t<T> b) { return b < a ? b : a; }
-template <class T> requires std::is_arithmetic_v<T> constexpr T max(T a, std::type_identity_t<T> b) { return a < b ? b : a; }
+template <class T>
+requires std::is_arithmetic_v<T>
+constexpr T min(T a, std::type_identity_t<T> b) { return b < a ? b : a; }
+template <class T>
+requires std::is_arithmetic_v<T>
+constexpr T max(T a, std::type_identity_t<T> b) { return a < b ? b : a; }
 template <class T> T __ldg(const T* address) { return *address; }

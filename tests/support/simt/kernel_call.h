@@ -12,9 +12,9 @@ namespace simt {
 class KernelCall {
  public:
   virtual ~KernelCall() = default;
-  virtual void run() const = 0;             ///< one thread's run
-  virtual std::size_t bytes() const = 0;    ///< of this object: kernels may read their parameters
-  const void* kernel = nullptr;             ///< its address
+  virtual void run() const = 0;           ///< one thread's run
+  virtual std::size_t bytes() const = 0;  ///< of this object: kernels may read their parameters
+  const void* kernel = nullptr;           ///< its address
   dim3 grid, block;
   std::size_t shared_bytes = 0;
 };

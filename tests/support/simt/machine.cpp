@@ -112,8 +112,7 @@ void Machine::go_on(Fibre& from) {
 
 void Machine::finish_thread() {
   Thread& self = this->self();
-  if (at_barrier_ > 0)
-    fail(Fault::Kind::other, "divergent barrier: this thread ends while others wait:" + waiting());
+  if (at_barrier_ > 0) fail(Fault::Kind::other, "divergent barrier: this thread ends while others wait:" + waiting());
   check_warp_needs_not("ends");
   if (!self.copies.empty()) fail(Fault::Kind::other, "ends while asynchronous copies are in flight (cp.async)");
   self.state = State::done;
@@ -153,8 +152,8 @@ void Machine::check_warp_needs_not(const char* what) {
   if (warp().waiting == 0) return;
   for (int i = 0; i < warp_width; ++i)
     if ((warp().waiting >> i & 1) && (lane(i).mask & own_lane()) != 0)
-      fail(Fault::Kind::other, std::string("divergent warp: this thread ") + what +
-                                   " while lanes of its warp wait for it:" + waiting());
+      fail(Fault::Kind::other,
+           std::string("divergent warp: this thread ") + what + " while lanes of its warp wait for it:" + waiting());
 }
 
 int Machine::meet_block(const char* name, int value, std::source_location where) {

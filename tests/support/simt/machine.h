@@ -94,7 +94,8 @@ class Machine {
   void finish_warp_operation(WarpStep step, bool orders_memory);
   std::string waiting() const;
   std::string name_of(int thread) const;
-  void touch(Shadow& shadow, std::size_t offset, const void* address, std::size_t size, Access access, const void* code);
+  void touch(Shadow& shadow, std::size_t offset, const void* address, std::size_t size, Access access,
+             const void* code);
   void access_elsewhere(const void* address, std::size_t size, Access access, const void* code);
   void land(const Copy& copy);
 

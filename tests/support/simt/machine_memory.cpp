@@ -50,7 +50,8 @@ bool Machine::is_shared(const void* address) const {
 
 std::byte* Machine::shared_memory(std::size_t bytes) {
   if (bytes > call_->shared_bytes)
-    fail(Fault::Kind::illegal_address, "wants " + std::to_string(bytes) + " bytes of shared memory, but was launched with " +
+    fail(Fault::Kind::illegal_address, "wants " + std::to_string(bytes) +
+                                           " bytes of shared memory, but was launched with " +
                                            std::to_string(call_->shared_bytes));
   return shared_arena_ + margin;
 }
@@ -58,15 +59,17 @@ std::byte* Machine::shared_memory(std::size_t bytes) {
 void Machine::access(const void* address, std::size_t size, Access access, const void* code) {
   if (memory_.contains(address)) {
     const std::size_t offset = memory_.offset_of(address);
-    if (!memory_.valid(offset, size)) fail_access(address, size, access, code, "out of bounds: " + memory_.place(address));
+    if (!memory_.valid(offset, size))
+      fail_access(address, size, access, code, "out of bounds: " + memory_.place(address));
     return touch(memory_.shadow(), offset, address, size, access, code);
   }
   if (is_shared(address)) {
     const std::byte* const begin = shared_arena_ + margin;
     const std::ptrdiff_t offset = static_cast<const std::byte*>(address) - begin;
     if (offset < 0 || static_cast<std::size_t>(offset) + size > call_->shared_bytes)
-      fail_access(address, size, access, code, "out of bounds: byte " + std::to_string(offset) + " of " +
-                                                   std::to_string(call_->shared_bytes) + " bytes of shared memory");
+      fail_access(address, size, access, code,
+                  "out of bounds: byte " + std::to_string(offset) + " of " + std::to_string(call_->shared_bytes) +
+                      " bytes of shared memory");
     return touch(shared_shadow_, static_cast<std::size_t>(offset), address, size, access, code);
   }
   if (!stacks_.contains(reinterpret_cast<std::uintptr_t>(address))) access_elsewhere(address, size, access, code);
@@ -91,7 +94,8 @@ void Machine::fail_access(const void* address, std::size_t size, Access access, 
   const bool illegal = what.starts_with("out of bounds") || what.starts_with("neither");
   std::string where;
   if (is_shared(address))
-    where = "shared memory at byte " + std::to_string(static_cast<const std::byte*>(address) - shared_arena_ - std::ptrdiff_t(margin));
+    where = "shared memory at byte " +
+            std::to_string(static_cast<const std::byte*>(address) - shared_arena_ - std::ptrdiff_t(margin));
   else if (memory_.contains(address)) where = "device memory, " + memory_.place(address);
   else where = "address " + hex(address);
   fail(illegal ? Fault::Kind::illegal_address : Fault::Kind::other,

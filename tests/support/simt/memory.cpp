@@ -11,8 +11,7 @@ namespace simt {
 
 DeviceMemory::DeviceMemory()
     : begin_(static_cast<std::byte*>(reserve(reserved))),
-      valid_(static_cast<std::uint8_t*>(reserve(reserved / granule))),
-      shadow_(Shadow::Kind::global, reserved) {}
+      valid_(static_cast<std::uint8_t*>(reserve(reserved / granule))), shadow_(Shadow::Kind::global, reserved) {}
 
 void* DeviceMemory::allocate(std::size_t bytes) {
   const std::size_t pages = (bytes + 2 * margin + page - 1) / page * page;
@@ -33,10 +32,19 @@ bool DeviceMemory::release(void* memory) {
   set_valid(offset, allocation.bytes, false);
   used_ -= allocation.bytes;
   found->second.freed = true;
-  const std::size_t first = offset - margin, pages = (allocation.bytes + 2 * margin + page - 1) / page * page;
-  forget(begin_ + first, pages);
-  shadow_.forget_pages(first, pages);
+  forget(offset, allocation.bytes);
   return true;
+}
+
+void DeviceMemory::forget(std::size_t offset, std::size_t bytes) {
+  const std::size_t first = offset - margin, pages = (bytes + 2 * margin + page - 1) / page * page;
+  simt::forget(begin_ + first, pages);
+  shadow_.forget_pages(first, pages);
+}
+
+void DeviceMemory::forget_contents() {
+  for (const auto& [offset, allocation] : allocations_)
+    if (!allocation.freed) forget(offset, allocation.bytes);
 }
 
 void DeviceMemory::release_all() {
@@ -64,8 +72,8 @@ std::string DeviceMemory::place(const void* address) const {
   if (after == allocations_.begin()) return "before all device memory";
   const auto& [begin, allocation] = *std::prev(after);
   const std::size_t inside = offset - begin;
-  const std::string of = " an allocation of " + std::to_string(allocation.bytes) + " bytes" +
-                         (allocation.freed ? " that was freed" : "");
+  const std::string of =
+      " an allocation of " + std::to_string(allocation.bytes) + " bytes" + (allocation.freed ? " that was freed" : "");
   if (inside < allocation.bytes) return std::to_string(inside) + " bytes into" + of;
   const bool nearer_to_next = after != allocations_.end() && after->first - offset < margin;
   if (nearer_to_next)
@@ -108,7 +116,8 @@ bool LoadedSections::contains(std::uintptr_t address) {
         for (int i = 0; i < info->dlpi_phnum; ++i) {
           const auto& header = info->dlpi_phdr[i];
           const std::uintptr_t begin = info->dlpi_addr + header.p_vaddr;
-          if (header.p_type == PT_LOAD) static_cast<std::vector<Range>*>(ranges)->push_back({begin, begin + header.p_memsz});
+          if (header.p_type == PT_LOAD)
+            static_cast<std::vector<Range>*>(ranges)->push_back({begin, begin + header.p_memsz});
         }
         return 0;
       },

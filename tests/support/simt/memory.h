@@ -21,6 +21,8 @@ class DeviceMemory {
   /// False if nothing that is allocated begins there.
   bool release(void* memory);
   void release_all();
+  /// What is allocated stays so, but counts as never written.
+  void forget_contents();
   std::size_t capacity() const { return capacity_; }
   void set_capacity(std::size_t bytes) { capacity_ = bytes; }
   std::size_t used() const { return used_; }
@@ -49,6 +51,7 @@ class DeviceMemory {
     std::size_t bytes;
     bool freed;
   };
+  void forget(std::size_t offset, std::size_t bytes);
   void set_valid(std::size_t offset, std::size_t bytes, bool valid);
 
   std::byte* begin_;

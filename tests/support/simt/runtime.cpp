@@ -87,7 +87,8 @@ cudaError_t cudaDeviceSynchronize() {
 
 cudaError_t cudaDeviceReset() {
   const std::scoped_lock guard(device().lock);
-  device().reset();
+  device().forget_work();
+  machine().memory().release_all();
   return cudaSuccess;
 }
 

@@ -11,8 +11,7 @@ constexpr std::size_t word_bytes = 4;
 }
 
 Shadow::Shadow(Kind kind, std::size_t bytes)
-    : kind_(kind),
-      words_(static_cast<Cell*>(reserve(bytes / word_bytes * sizeof(Cell)))),
+    : kind_(kind), words_(static_cast<Cell*>(reserve(bytes / word_bytes * sizeof(Cell)))),
       bytes_(static_cast<Cell*>(reserve(bytes * sizeof(Cell)))) {}
 
 void Shadow::split(std::size_t word) {

@@ -14,10 +14,10 @@ enum class Access : std::uint8_t { read, write, atomic };
 /// What can be wrong with an access.
 enum class Trouble : std::uint8_t {
   none,
-  unwritten,         ///< reads what nobody has written
-  after_write,       ///< not ordered after another thread's write
-  after_read,        ///< writes, not ordered after another thread's read
-  in_flight,         ///< an asynchronous copy to it was not waited for
+  unwritten,    ///< reads what nobody has written
+  after_write,  ///< not ordered after another thread's write
+  after_read,   ///< writes, not ordered after another thread's read
+  in_flight,    ///< an asynchronous copy to it was not waited for
 };
 
 class Shadow {

@@ -20,11 +20,13 @@ Order order_of(const std::string& text);
 
 /// From now on. At first: what the environment variable SIMT_ORDER says, or forward.
 void set_order(Order order);
+Order order();
 
-/// Sets the order until the end of the scope, and then leaves the device as new: all memory is freed, a fault is forgotten.
+/// A test's use of the device, in an order of its own if it gives one. At the end of the scope what is queued and a fault are forgotten, and memory that is still allocated
+/// (a scratch that an operation keeps) counts as never written.
 class Session {
  public:
-  explicit Session(Order order = {});
+  explicit Session(Order order = simt::order());
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;

@@ -22,7 +22,8 @@ bool Streams::destroy(cudaStream_t handle) {
   return std::erase_if(handles_, [&](const auto& stream) { return stream.get() == handle; }) == 1;
 }
 
-void Streams::queue(const std::shared_ptr<SimtStream>& stream, std::function<cudaError_t()> run, std::vector<Mark> after) {
+void Streams::queue(const std::shared_ptr<SimtStream>& stream, std::function<cudaError_t()> run,
+                    std::vector<Mark> after) {
   // The default stream waits for all that other streams have queued, and they for it (CUDA guide, "Default Stream").
   if (stream == streams_.front()) {
     for (const auto& other : streams_)
@@ -35,7 +36,8 @@ void Streams::queue(const std::shared_ptr<SimtStream>& stream, std::function<cud
 }
 
 bool Streams::ready(const SimtStream& stream) const {
-  return !stream.queue.empty() && std::all_of(stream.queue.front().after.begin(), stream.queue.front().after.end(), reached);
+  return !stream.queue.empty() &&
+         std::all_of(stream.queue.front().after.begin(), stream.queue.front().after.end(), reached);
 }
 
 cudaError_t Streams::run_next(SimtStream& stream) {
