@@ -293,6 +293,32 @@ TEST(SimtDetection, SharedMemoryOutOfBoundsByOne) {
   expect_found([&] { run(fill_shared<-1>); }, "out of bounds: byte -4 of 1024 bytes of shared memory");
 }
 
+// Loops and copies that compilers turn into calls are checked like others.
+struct Block {
+  std::uint8_t bytes[512];
+};
+
+__global__ void clear_and_copy(Block* out, const Block* in, int clear, int copy) {
+  Block& shared = ptx::shared<Block>();
+  for (int i = 0; i < clear; ++i) shared.bytes[i] = 0;
+  memcpy(shared.bytes, in->bytes, static_cast<std::size_t>(copy));
+  *out = shared;
+}
+
+TEST(SimtDetection, CopiesAndFills) {
+  const auto run = [](int clear, int copy, std::size_t in_size) {
+    const DeviceArray<std::uint8_t> in(std::vector<std::uint8_t>(in_size, 7)), out(sizeof(Block));
+    launch<Block>(clear_and_copy, dim3(1), dim3(1), nullptr, reinterpret_cast<Block*>(out.data()),
+                  reinterpret_cast<const Block*>(in.data()), clear, copy);
+    EXPECT_EQ(out.values()[99], 7);
+    EXPECT_EQ(out.values()[100], 0);
+  };
+  expect_clean([&] { run(512, 100, 100); });
+  expect_found([&] { run(513, 100, 100); }, "of 512 bytes of shared memory");
+  expect_found([&] { run(512, 100, 99); }, "out of bounds: ");
+  expect_found([&] { run(511, 100, 100); }, "reads memory that nobody has written");
+}
+
 // Memory that nobody has written
 
 template <bool fault> __global__ void read_shared(float* out) {

@@ -19,6 +19,14 @@
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __grid_constant__
 
+// Copies and fills that are calls, the compiler's own ones for large loops and structs, too, are checked like other accesses
+// (hooks.cpp): these names are what they call.
+extern "C" {
+void* memcpy(void* to, const void* from, std::size_t bytes) noexcept __asm__("simt_memcpy");
+void* memmove(void* to, const void* from, std::size_t bytes) noexcept __asm__("simt_memmove");
+void* memset(void* memory, int value, std::size_t bytes) noexcept __asm__("simt_memset");
+}
+
 extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
 constexpr int warpSize = 32;

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #include "tests/support/simt/machine.h"
 
@@ -45,6 +46,23 @@ void __tsan_read_range(void* address, std::size_t size) { reads(address, size, _
 void __tsan_write_range(void* address, std::size_t size) { writes(address, size, __builtin_return_address(0)); }
 void __tsan_vptr_update(void** address, void*) { writes(address, sizeof *address, __builtin_return_address(0)); }
 void __tsan_vptr_read(void** address) { reads(address, sizeof *address, __builtin_return_address(0)); }
+
+void* simt_memcpy(void* to, const void* from, std::size_t bytes) {
+  if (bytes > 0) reads(from, bytes, __builtin_return_address(0));
+  if (bytes > 0) writes(to, bytes, __builtin_return_address(0));
+  return std::memcpy(to, from, bytes);
+}
+
+void* simt_memmove(void* to, const void* from, std::size_t bytes) {
+  if (bytes > 0) reads(from, bytes, __builtin_return_address(0));
+  if (bytes > 0) writes(to, bytes, __builtin_return_address(0));
+  return std::memmove(to, from, bytes);
+}
+
+void* simt_memset(void* memory, int value, std::size_t bytes) {
+  if (bytes > 0) writes(memory, bytes, __builtin_return_address(0));
+  return std::memset(memory, value, bytes);
+}
 
 /// The beginning of what GCC passes (libsanitizer/ubsan/ubsan_handlers.h, TypeMismatchData).
 struct MisalignedAccess {
