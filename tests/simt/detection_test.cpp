@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <csignal>
+
 #include "kernels/launch.cuh"
 #include "kernels/ptx.cuh"
 #include "tests/simt/device_array.h"
@@ -145,6 +148,30 @@ TEST(SimtDetection, MissingWarpBarrier) {
   expect_found([&] { run(rotate_in_warp<Sync::shuffle>); }, "race: another thread wrote");
 }
 
+template <bool fault> __global__ void rotate_in_half(float* out) {
+  Row& shared = ptx::shared<Row>();
+  const unsigned lane = threadIdx.x % 16, first = threadIdx.x - lane;
+  const unsigned half = threadIdx.x % 32 < 16 ? 0x0000ffff : 0xffff0000;
+  shared.values[threadIdx.x] = 1;
+  __syncwarp(half);
+  float sum = shared.values[first + (lane + 1) % 16];
+  if (!fault) __syncwarp(half);
+  shared.values[threadIdx.x] = 2;
+  __syncwarp(half);
+  sum += shared.values[first + (lane + 5) % 16];
+  out[threadIdx.x] = sum;
+}
+
+TEST(SimtDetection, BarriersOfHalfWarps) {
+  const auto run = [](void (*kernel)(float*)) {
+    const DeviceArray<float> out(64);
+    launch<Row>(kernel, dim3(1), dim3(64), nullptr, out.data());
+    EXPECT_EQ(out.values(), std::vector<float>(64, 3));
+  };
+  expect_clean([&] { run(rotate_in_half<false>); });
+  expect_found([&] { run(rotate_in_half<true>); }, "race: another thread");
+}
+
 // A broadcast read by a whole warp, then a write by one lane of it: ordered by __syncwarp alone.
 template <bool with_barrier> __global__ void overwrite_after_broadcast(float* out) {
   Row& shared = ptx::shared<Row>();
@@ -259,7 +286,7 @@ TEST(SimtDetection, MessagesNameTheKernel) {
   launch<void>(copy_some, dim3(4), dim3(32), nullptr, out.data(), in.data(), 40);
   EXPECT_THAT(failure_of([] {}),
               AllOf(HasSubstr("kernel capstan::tests::{anonymous}::copy_some, block (1, 0, 0), thread (7, 0, 0): "),
-                    HasSubstr("in capstan::tests::{anonymous}::copy_some")));
+                    HasSubstr("in capstan::tests::{anonymous}::copy_some"), HasSubstr("(device 0)")));
 }
 
 TEST(SimtDetection, FreedMemory) {
@@ -449,6 +476,14 @@ TEST(SimtDetection, HostPointers) {
   std::fill_n(pinned, 32, 1.0f);
   expect_clean([&] { run(pinned); });
   EXPECT_EQ(cudaFreeHost(pinned), cudaSuccess);
+}
+
+// The other way round: what the host must not touch without a copy.
+TEST(SimtDetection, DevicePointersOnTheHost) {
+  const simt::Session session;
+  const DeviceArray<float> x(std::vector<float>(32, 1));
+  EXPECT_EQ(x.values()[0], 1);
+  EXPECT_EXIT(std::fill_n(x.data(), 32, 0.0f), testing::KilledBySignal(SIGSEGV), "");
 }
 
 // A fault ends one launch; the device stays broken, and says so, until it is reset.

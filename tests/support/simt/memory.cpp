@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "tests/support/simt/reserve.h"
-
 namespace simt {
 
 DeviceMemory::DeviceMemory()
@@ -21,7 +19,6 @@ void* DeviceMemory::allocate(std::size_t bytes) {
   used_ += bytes;
   allocations_[offset] = {bytes, false};
   set_valid(offset, bytes, true);
-  std::memset(begin_ + offset, 0xff, std::min(bytes, std::size_t(1) << 20));  // NaN, for those who look in a debugger
   return begin_ + offset;
 }
 
@@ -32,19 +29,19 @@ bool DeviceMemory::release(void* memory) {
   set_valid(offset, allocation.bytes, false);
   used_ -= allocation.bytes;
   found->second.freed = true;
-  forget(offset, allocation.bytes);
+  forget_bytes(offset, allocation.bytes);
   return true;
 }
 
-void DeviceMemory::forget(std::size_t offset, std::size_t bytes) {
+void DeviceMemory::forget_bytes(std::size_t offset, std::size_t bytes) {
   const std::size_t first = offset - margin, pages = (bytes + 2 * margin + page - 1) / page * page;
-  simt::forget(begin_ + first, pages);
+  forget(begin_ + first, pages);
   shadow_.forget_pages(first, pages);
 }
 
 void DeviceMemory::forget_contents() {
   for (const auto& [offset, allocation] : allocations_)
-    if (!allocation.freed) forget(offset, allocation.bytes);
+    if (!allocation.freed) forget_bytes(offset, allocation.bytes);
 }
 
 void DeviceMemory::release_all() {
@@ -58,7 +55,7 @@ void DeviceMemory::set_valid(std::size_t offset, std::size_t bytes, bool valid) 
   if (bytes % granule != 0) first[bytes / granule] = valid ? static_cast<std::uint8_t>(bytes % granule) : 0;
 }
 
-bool DeviceMemory::valid(std::size_t offset, std::size_t size) const {
+bool DeviceMemory::valid_range(std::size_t offset, std::size_t size) const {
   const std::size_t end = offset + size;
   if (offset >= reserved || end > reserved) return false;
   for (std::size_t g = offset / granule; g * granule < end; ++g)

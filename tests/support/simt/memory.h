@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/simt/reserve.h"
 #include "tests/support/simt/shadow.h"
 
 namespace simt {
@@ -15,6 +16,23 @@ namespace simt {
 class DeviceMemory {
  public:
   DeviceMemory();
+
+  /// While one is alive, device work may touch the memory. At other times host code that does so is ended by the system, as it
+  /// would be beside a GPU.
+  class Open {
+   public:
+    explicit Open(DeviceMemory& memory) : memory_(memory) {
+      if (memory_.open_++ == 0 && memory_.next_ > 0) allow(memory_.begin_, memory_.next_);
+    }
+    ~Open() {
+      if (--memory_.open_ == 0 && memory_.next_ > 0) forbid(memory_.begin_, memory_.next_);
+    }
+    Open(const Open&) = delete;
+    Open& operator=(const Open&) = delete;
+
+   private:
+    DeviceMemory& memory_;
+  };
 
   /// 256-byte aligned, nullptr if the capacity does not suffice.
   void* allocate(std::size_t bytes);
@@ -32,7 +50,10 @@ class DeviceMemory {
     return reinterpret_cast<std::uintptr_t>(address) - reinterpret_cast<std::uintptr_t>(begin_);
   }
   /// Whether all bytes are allocated.
-  bool valid(std::size_t offset, std::size_t size) const;
+  bool valid(std::size_t offset, std::size_t size) const {
+    const std::size_t g = offset / granule, end = offset + size;
+    return end <= (g + 1) * granule ? offset < reserved && valid_[g] >= end - g * granule : valid_range(offset, size);
+  }
   /// "4 bytes past the end of an allocation of 1024 bytes"
   std::string place(const void* address) const;
   Shadow& shadow() { return shadow_; }
@@ -51,13 +72,15 @@ class DeviceMemory {
     std::size_t bytes;
     bool freed;
   };
-  void forget(std::size_t offset, std::size_t bytes);
+  bool valid_range(std::size_t offset, std::size_t size) const;
+  void forget_bytes(std::size_t offset, std::size_t bytes);
   void set_valid(std::size_t offset, std::size_t bytes, bool valid);
 
   std::byte* begin_;
   std::uint8_t* valid_;  // of each 16 bytes, how many are allocated
   Shadow shadow_;
   std::map<std::size_t, Allocation> allocations_;  // by offset
+  int open_ = 0;
   std::size_t next_ = 0, used_ = 0, capacity_ = std::size_t(16) << 30;
 };
 

@@ -17,6 +17,10 @@ void forget(void* begin, std::size_t bytes) {
   if (madvise(begin, bytes, MADV_DONTNEED) != 0) throw std::bad_alloc();
 }
 
+void allow(void* begin, std::size_t bytes) {
+  if (mprotect(begin, bytes, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
+}
+
 void forbid(void* begin, std::size_t bytes) {
   if (mprotect(begin, bytes, PROT_NONE) != 0) throw std::bad_alloc();
 }

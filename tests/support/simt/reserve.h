@@ -11,5 +11,6 @@ void* reserve(std::size_t bytes);
 void forget(void* begin, std::size_t bytes);
 /// Whoever touches these whole pages from now on is ended by the system.
 void forbid(void* begin, std::size_t bytes);
+void allow(void* begin, std::size_t bytes);
 
 }  // namespace simt

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tests/support/simt/machine.h"
+
 namespace simt {
 
 cudaStream_t Streams::create(bool blocking) {
@@ -79,6 +81,8 @@ cudaError_t Streams::run_some(const Mark& mark) {
 }
 
 cudaError_t Streams::wait(const Mark& mark) {
+  if (reached(mark)) return cudaSuccess;
+  const DeviceMemory::Open open(machine().memory());
   switch (order_.kind) {
     case Order::Kind::forward: return run_needed(mark);
     case Order::Kind::reverse: return run_others_first(mark);
@@ -88,6 +92,10 @@ cudaError_t Streams::wait(const Mark& mark) {
 }
 
 cudaError_t Streams::wait_for_all() {
+  const bool idle =
+      std::all_of(streams_.begin(), streams_.end(), [](const auto& stream) { return stream->queue.empty(); });
+  if (idle) return cudaSuccess;
+  const DeviceMemory::Open open(machine().memory());
   const auto streams = streams_;
   for (const auto& stream : streams)
     if (const cudaError_t status = wait(mark(stream)); status != cudaSuccess) return status;

@@ -55,13 +55,17 @@ void mma_step(void* const (&of_lane)[32], std::uint32_t) {
       b[2 * q + 8 * i + 1][g] = high(self.b[i]);
     }
   }
-  for (int lane = 0; lane < 32; ++lane) {
-    const Operands& self = *static_cast<const Operands*>(of_lane[lane]);
-    for (int i = 0; i < 4; ++i) {
-      const int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
-      for (int k = 0; k < 16; ++k) self.sum[i] += a[row][k] * b[k][column];
-    }
-  }
+  float sum[16][8];
+  const auto element = [](int lane, int i, auto& matrix) -> float& {
+    return matrix[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
+  };
+  for (int lane = 0; lane < 32; ++lane)
+    for (int i = 0; i < 4; ++i) element(lane, i, sum) = static_cast<const Operands*>(of_lane[lane])->sum[i];
+  for (int row = 0; row < 16; ++row)
+    for (int k = 0; k < 16; ++k)
+      for (int column = 0; column < 8; ++column) sum[row][column] += a[row][k] * b[k][column];
+  for (int lane = 0; lane < 32; ++lane)
+    for (int i = 0; i < 4; ++i) static_cast<const Operands*>(of_lane[lane])->sum[i] = element(lane, i, sum);
 }
 
 }  // namespace
