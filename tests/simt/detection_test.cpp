@@ -96,6 +96,10 @@ TEST(SimtDetection, TwoWriters) {
     launch<Row>(kernel, dim3(1), dim3(64), nullptr, out.data());
   };
   expect_clean([&] { run(write_same<false>); });
+  const simt::Session session(simt::Order{});
+  EXPECT_THAT(failure_of([&] { run(write_same<true>); }),
+              AllOf(HasSubstr("thread (1, 0, 0): race: another thread wrote there"),
+                    HasSubstr("(thread (0, 0, 0) of this block); it writes 4 bytes of shared memory at byte 0")));
   expect_found([&] { run(write_same<true>); }, "race: another thread wrote there");
 }
 
@@ -415,7 +419,7 @@ TEST(SimtDetection, RacesBetweenBlocks) {
     launch<void>(kernel, dim3(4), dim3(1), nullptr, out.data());
   };
   expect_clean([&] { run_count(count<false>); });
-  expect_found([&] { run_count(count<true>); }, "race: another thread");
+  expect_found([&] { run_count(count<true>); }, "(it is of another block)");
   expect_clean([&] { run_count(read_then_write<false>); });
   expect_found([&] { run_count(read_then_write<true>); }, "race: another thread");
 }

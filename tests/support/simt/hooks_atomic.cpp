@@ -35,4 +35,20 @@ std::uint64_t __tsan_atomic64_fetch_sub(volatile std::uint64_t* address, std::ui
   return __atomic_fetch_sub(address, value, order);
 }
 
+std::uint32_t __tsan_atomic32_exchange(volatile std::uint32_t* address, std::uint32_t value, int) {
+  return __atomic_exchange_n(address, value, order);
+}
+std::uint64_t __tsan_atomic64_exchange(volatile std::uint64_t* address, std::uint64_t value, int) {
+  return __atomic_exchange_n(address, value, order);
+}
+int __tsan_atomic32_compare_exchange_strong(volatile std::uint32_t* address, std::uint32_t* expected,
+                                            std::uint32_t value, int, int) {
+  return __atomic_compare_exchange_n(address, expected, value, false, order, order);
+}
+int __tsan_atomic64_compare_exchange_strong(volatile std::uint64_t* address, std::uint64_t* expected,
+                                            std::uint64_t value, int, int) {
+  return __atomic_compare_exchange_n(address, expected, value, false, order, order);
+}
+void __tsan_atomic_thread_fence(int) { __atomic_thread_fence(order); }
+
 }  // extern "C"

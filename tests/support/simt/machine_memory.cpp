@@ -85,7 +85,13 @@ void Machine::access_elsewhere(const void* address, std::size_t size, Access acc
 void Machine::touch(Shadow& shadow, std::size_t offset, const void* address, std::size_t size, Access access,
                     const void* code) {
   const Trouble trouble = shadow.touch(clock_, running_, offset, size, access);
-  if (trouble != Trouble::none) fail_access(address, size, access, code, text_of(trouble));
+  if (trouble == Trouble::none) return;
+  std::string who;
+  if (trouble == Trouble::after_write || trouble == Trouble::after_read) {
+    if (shadow.other() == Shadow::another_block) who = " (it is of another block)";
+    else if (shadow.other() != Shadow::unknown) who = " (thread " + name_of(shadow.other()) + " of this block)";
+  }
+  fail_access(address, size, access, code, text_of(trouble) + who);
 }
 
 void Machine::fail_access(const void* address, std::size_t size, Access access, const void* code,

@@ -1,6 +1,6 @@
 #include "tests/support/simt/shadow.h"
 
-#include <algorithm>
+#include <bit>
 
 #include "tests/support/simt/reserve.h"
 
@@ -44,16 +44,22 @@ Trouble Shadow::visit_word(Cell& word, std::size_t offset, const Clock& clock, i
   return Trouble::none;
 }
 
-Trouble Shadow::visit(Cell& cell, const Clock& clock, int self, Access access) const {
+Trouble Shadow::visit(Cell& cell, const Clock& clock, int self, Access access) {
   const bool written = kind_ == Kind::global ? cell.write != 0 : cell.write >= clock.block();
   if (written && cell.flying) return Trouble::in_flight;
   if (!written && access != Access::write) return Trouble::unwritten;
-  if (written && !after_writes(cell, clock, self, access)) return Trouble::after_write;
+  if (written && !after_writes(cell, clock, self, access)) {
+    other_ = cell.write < clock.block() ? another_block : cell.writer == several_threads ? unknown : cell.writer;
+    return Trouble::after_write;
+  }
   if (access == Access::read) {
     note_read(cell, clock, self);
     return Trouble::none;
   }
-  if (!after_reads(cell, clock, self)) return Trouble::after_read;
+  if (!after_reads(cell, clock, self)) {
+    other_ = reader_of(cell, clock, self);
+    return Trouble::after_read;
+  }
   note_write(cell, clock, self, access);
   return Trouble::none;
 }
@@ -70,6 +76,13 @@ bool Shadow::after_reads(const Cell& cell, const Clock& clock, int self) const {
   if (cell.read < clock.block()) return false;
   if (cell.read < clock.barrier()) return true;
   return cell.warp == self / warp_width && clock.ordered_lanes(cell.read, cell.lanes, self);
+}
+
+int Shadow::reader_of(const Cell& cell, const Clock& clock, int self) const {
+  if (cell.other_block_read >= horizon(clock) || cell.read < clock.block()) return another_block;
+  if (cell.warp == several_warps) return unknown;
+  const std::uint32_t self_lane = cell.warp == self / warp_width ? 1u << self % warp_width : 0;
+  return cell.warp * warp_width + std::countr_zero(cell.lanes & ~self_lane);
 }
 
 void Shadow::note_read(Cell& cell, const Clock& clock, int self) const {

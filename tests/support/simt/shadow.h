@@ -28,6 +28,9 @@ class Shadow {
 
   /// Thread `self` of the running block touches [offset, offset + size). The first trouble that there is.
   Trouble touch(const Clock& clock, int self, std::size_t offset, std::size_t size, Access access);
+  /// Whose access the last trouble was about: a thread of the same block, or one of these.
+  static constexpr int unknown = -1, another_block = -2;
+  int other() const { return other_; }
   /// An asynchronous copy to these bytes begins: nobody may touch them until it lands. First touch() them as a write.
   void begin_copy(std::size_t offset, std::size_t size);
   void end_copy(std::size_t offset, std::size_t size);
@@ -53,7 +56,8 @@ class Shadow {
     bool split : 1 = false;     // of words: look at the bytes instead
   };
 
-  Trouble visit(Cell& cell, const Clock& clock, int self, Access access) const;
+  Trouble visit(Cell& cell, const Clock& clock, int self, Access access);
+  int reader_of(const Cell& cell, const Clock& clock, int self) const;
   Trouble visit_word(Cell& word, std::size_t offset, const Clock& clock, int self, Access access);
   bool after_writes(const Cell& cell, const Clock& clock, int self, Access access) const;
   bool after_reads(const Cell& cell, const Clock& clock, int self) const;
@@ -67,6 +71,7 @@ class Shadow {
   Kind kind_;
   Cell* words_;
   Cell* bytes_;
+  int other_ = unknown;
 };
 
 }  // namespace simt
