@@ -172,6 +172,24 @@ TEST(SimtStreams, HandlesThatAreGone) {
   EXPECT_EQ(cudaEventSynchronize(event), cudaErrorInvalidResourceHandle);
 }
 
+// What an operation keeps between tests, a scratch or a stream, outlives a test that failed; its work does not.
+TEST(SimtStreams, SessionsLeaveHandles) {
+  const DeviceArray<int> x(std::vector<int>(32, 0)), y(32);
+  const Stream stream;
+  {
+    const simt::Session session;
+    launch<void>(add_one, dim3(1), dim3(33), stream, y.data(), x.data());
+    EXPECT_THAT(failure_of([&] { stream.wait(); }), HasSubstr("out of bounds"));
+    EXPECT_EQ(cudaStreamSynchronize(stream), cudaErrorIllegalAddress);
+  }
+  const simt::Session session;
+  EXPECT_THAT(failure_of([&] { x.values(); }), HasSubstr("nobody has written"));
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaErrorLaunchFailure);
+  { const simt::Session ends_the_fault; }
+  launch<void>(add_one, dim3(1), dim3(32), stream, y.data(), x.data());
+  EXPECT_THAT(failure_of([&] { stream.wait(); }), HasSubstr("nobody has written"));
+}
+
 TEST(SimtStreams, FreeingInStreamOrder) {
   const simt::Session session;
   const DeviceArray<int> y(32);

@@ -47,9 +47,7 @@ cudaError_t Device::run_kernel(KernelCall& call) {
 }
 
 void Device::forget_work() {
-  streams.clear();
-  events.clear();
-  shared_limits.clear();
+  streams.drop_queued();
   fault.clear();
   broken = last_error = cudaSuccess;
 }

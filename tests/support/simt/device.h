@@ -29,7 +29,7 @@ struct Device {
   cudaError_t queue(cudaStream_t stream, std::function<cudaError_t()> run, std::vector<Mark> after = {});
   cudaError_t wait(cudaStream_t stream);
   cudaError_t run_kernel(KernelCall& call);
-  /// Streams, what they have queued, events and faults are forgotten.
+  /// What is queued, and a fault, are forgotten.
   void forget_work();
 };
 

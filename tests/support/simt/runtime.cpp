@@ -88,6 +88,9 @@ cudaError_t cudaDeviceSynchronize() {
 cudaError_t cudaDeviceReset() {
   const std::scoped_lock guard(device().lock);
   device().forget_work();
+  device().streams.clear();
+  device().events.clear();
+  device().shared_limits.clear();
   machine().memory().release_all();
   return cudaSuccess;
 }

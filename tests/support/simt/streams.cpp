@@ -110,6 +110,13 @@ void Streams::set_order(const Order& order) {
   random_.seed(order.seed);
 }
 
+void Streams::drop_queued() {
+  for (const auto& stream : streams_) {
+    stream->queue.clear();
+    stream->done = stream->queued;
+  }
+}
+
 void Streams::clear() {
   streams_.assign(1, std::make_shared<SimtStream>());
   handles_.clear();

@@ -61,7 +61,9 @@ class Streams {
 
   void set_order(const Order& order);
   const Order& order() const { return order_; }
-  /// Drops all streams and what is queued.
+  /// Drops what is queued; nobody need wait for it any more.
+  void drop_queued();
+  /// Drops the streams, too.
   void clear();
 
  private:
