@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "kernels/device_cuda.h"
+#include "kernels/ptx.cuh"
 
 namespace capstan::kernels {
 
@@ -11,6 +12,29 @@ namespace {
 template <class T>
 requires(sizeof(T) <= 8) __global__ void probe(T* out) { out[threadIdx.x] = T(threadIdx.x); }
 template __global__ void probe<float>(float*);
+
+struct alignas(16) Probed {
+  std::uint16_t rows[32][8];
+};
+
+// The same of every instruction in ptx.cuh: an inline function that nobody calls is never assembled.
+__global__ void probe_instructions(float* out, const float* in) {
+  Probed& shared = ptx::shared<Probed>();
+  void* const row = shared.rows[threadIdx.x % 32];
+  ptx::copy_async_16(row, in, in[1] > 0);
+  ptx::copy_async_commit();
+  ptx::copy_async_wait<0>();
+  std::uint32_t a[4], a_transposed[4], b[2], b_transposed[2];
+  ptx::ldmatrix_x4(a, row);
+  ptx::ldmatrix_x4_transposed(a_transposed, row);
+  ptx::ldmatrix_x2(b, row);
+  ptx::ldmatrix_x2_transposed(b_transposed, row);
+  float sum[4] = {ptx::exp2_approx(in[0]), ptx::reciprocal_approx(in[0]),
+                  __uint_as_float(ptx::pack_bf16(in[0], in[1]))};
+  ptx::mma_m16n8k16(sum, a, b);
+  ptx::mma_m16n8k16(sum, a_transposed, b_transposed);
+  out[threadIdx.x] = sum[0];
+}
 }  // namespace
 
 std::string cuda_build() {

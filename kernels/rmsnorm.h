@@ -23,4 +23,9 @@ decltype(kernels::rmsnorm_forward) rmsnorm_forward;
 decltype(kernels::rmsnorm_backward) rmsnorm_backward;
 }  // namespace cpu
 
+namespace cuda {
+decltype(kernels::rmsnorm_forward) rmsnorm_forward;
+decltype(kernels::rmsnorm_backward) rmsnorm_backward;
+}  // namespace cuda
+
 }  // namespace capstan::kernels

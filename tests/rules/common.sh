@@ -4,7 +4,7 @@ set -euo pipefail
 rules=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 sources() {  # C++ and CUDA files, sorted
-  find kernels parallel framework launch tests -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' \) 2>/dev/null | LC_ALL=C sort || true
+  find kernels parallel framework launch tests -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null | LC_ALL=C sort || true
 }
 
 code() {  # file:line:text of the given files, without comments and string contents
