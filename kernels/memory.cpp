@@ -151,10 +151,12 @@ MemoryReport memory_report() {
   return report;
 }
 
-void* take_memory(std::int64_t bytes) {
+namespace {
+
+void* take(std::int64_t bytes, bool from_kept) {
   if (bytes == 0) return nullptr;
   bytes = rounded(bytes);
-  void* memory = Kept::ended() ? nullptr : kept().take(bytes);
+  void* memory = from_kept && !Kept::ended() ? kept().take(bytes) : nullptr;
   if (!memory) {
     if (!Kept::ended()) kept().make_room();
     memory = take_from_system(bytes);
@@ -165,6 +167,11 @@ void* take_memory(std::int64_t bytes) {
   purposes().all.add(bytes);
   return memory;
 }
+
+}  // namespace
+
+void* take_memory(std::int64_t bytes) { return take(bytes, true); }
+void* take_lasting_memory(std::int64_t bytes) { return take(bytes, false); }
 
 void give_memory(void* memory) {
   if (!memory) return;

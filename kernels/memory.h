@@ -39,6 +39,8 @@ MemoryReport memory_report();
 
 /// 64-byte aligned, of unspecified content, 0 bytes: nullptr; nullptr also if there is none left.
 void* take_memory(std::int64_t bytes);
+/// The same for what stays taken from step to step: no piece that the thread's tensors come back for is used up.
+void* take_lasting_memory(std::int64_t bytes);
 void give_memory(void* memory);
 /// What the calling thread keeps goes back to the system: after a start-up whose sizes do not come again.
 void release_kept_memory();
