@@ -168,7 +168,7 @@ void backward_chunk(const View& dx, const View& dw, const Chunk& chunk, const Vi
       if (dw) multiply(matrix(dw.rows(first, first + panel.dim(0))), transposed(dlogit), matrix(chunk.x), Into::add);
     }
   });
-  if (narrow) convert(dx, sum);
+  if (narrow) cuda::convert(dx, sum);
 }
 
 }  // namespace

@@ -113,7 +113,7 @@ class Tensor {
 
  private:
   struct Free {
-    Device device = Device::ref;
+    Device device;
     void operator()(void* memory) const;
   };
   std::unique_ptr<void, Free> memory_;
