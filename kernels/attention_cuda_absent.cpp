@@ -5,6 +5,10 @@
 
 namespace capstan::kernels::cuda {
 
+void attention_forward(const AttentionState&, const QueryChunk&, const KeyChunk&, const AttentionSettings&) {
+  no_cuda();
+}
+
 void attention_forward(const AttentionState&, const QueryChunk&, const KeyChunk&, const AttentionSettings&,
                        AttentionStats&) {
   no_cuda();

@@ -22,6 +22,8 @@ void attention_gate_sum(const View& sum, int which, const QueryChunk&, const Key
 }  // namespace cpu
 
 namespace cuda {
+/// Without statistics nothing is waited for.
+void attention_forward(const AttentionState&, const QueryChunk&, const KeyChunk&, const AttentionSettings&);
 void attention_forward(const AttentionState&, const QueryChunk&, const KeyChunk&, const AttentionSettings&,
                        AttentionStats&);
 void attention_backward(const AttentionGradients&, const AttentionBackwardState&, const QueryChunk&, const KeyChunk&,

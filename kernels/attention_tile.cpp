@@ -192,9 +192,10 @@ void attention_forward(const AttentionState& state, const QueryChunk& queries, c
   operands.check_wide("l", state.l, {rows, heads});
   for (int which = 0; which < gated_sums; ++which)
     check_carried(state.carry[which], state.horizon[which], queries, settings, which);
+  if (queries.q.device() == Device::cuda && !stats) return cuda::attention_forward(state, queries, keys, settings);
   AttentionStats unused;
-  pick(queries.q, ref::attention_forward, cpu::attention_forward, cuda::attention_forward)(state, queries, keys, settings,
-                                                                  stats ? *stats : unused);
+  pick(queries.q, ref::attention_forward, cpu::attention_forward, cuda::attention_forward)(
+      state, queries, keys, settings, stats ? *stats : unused);
 }
 
 void attention_finish(const AttentionState& state) {
@@ -220,7 +221,8 @@ void attention_gate_sum(const View& sum, int which, const QueryChunk& queries, c
   CAPSTAN_CHECK(which >= 0 && which < gated_sums && settings.gates[which].gates != Gates::none, "gated sum {}", which);
   Operands("attention_gate_sum", queries.q).check("sum", sum, {queries.q.dim(0), queries.q.dim(1)}, DType::i64);
   sum.fill_zero();
-  pick(queries.q, ref::attention_gate_sum, cpu::attention_gate_sum, cuda::attention_gate_sum)(sum, which, queries, keys, settings);
+  pick(queries.q, ref::attention_gate_sum, cpu::attention_gate_sum, cuda::attention_gate_sum)(sum, which, queries, keys,
+                                                                                              settings);
 }
 
 namespace {
@@ -270,7 +272,8 @@ void attention_backward(const AttentionGradients& out, const AttentionBackwardSt
   operands.check_wide("delta", saved.delta, {rows, heads});
   for (int which = 0; which < gated_sums; ++which)
     check_carried(state.carry[which], saved.horizon[which], queries, settings, which);
-  pick(queries.q, ref::attention_backward, cpu::attention_backward, cuda::attention_backward)(out, state, queries, keys, d_o, saved, settings);
+  pick(queries.q, ref::attention_backward, cpu::attention_backward, cuda::attention_backward)(out, state, queries, keys,
+                                                                                              d_o, saved, settings);
 }
 
 }  // namespace capstan::kernels

@@ -63,8 +63,8 @@ __global__ void __launch_bounds__(element_threads)
   else nll[t] = 0 <= target && target < V ? of_row - static_cast<double>(at_target[t]) : NAN;
 }
 
-/// logits [rows, words], of words first…, become dlogit = exp(logit - lse) - 1{v = target}, or 0 where there is no target; i counts
-/// them. lse in two floats, as on the cpu. Split: the three parts, each [rows, words], instead.
+/// logits [rows, words], of words first…, become dlogit = exp(logit - lse) - 1{v = target}, or 0 where there is no target; i
+/// counts them. lse in two floats, as on the cpu. Split: the three parts, each [rows, words], instead.
 struct Differentiate {
   static constexpr int pack = 1;
   float* logits;

@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(element_threads) each_element(const Op op, std
 
 inline bool is_aligned(const View& view) { return reinterpret_cast<std::uintptr_t>(view.data()) % 16 == 0; }
 
-/// Calls op.at<V>(i) for elements i, …, i + V - 1 of n, V being Op::pack or 1. No pack lies across rows of `row` elements, if it is
-/// given. views: what is read and written in packs.
+/// Calls op.at<V>(i) for elements i, …, i + V - 1 of n, V being Op::pack or 1. No pack lies across rows of `row` elements, if it
+/// is given. views: what is read and written in packs.
 template <class Op>
 void for_each_element(const Op& op, std::int64_t n, std::initializer_list<View> views, std::int64_t row = Op::pack) {
   const bool packs = row % Op::pack == 0 && std::all_of(views.begin(), views.end(), is_aligned);

@@ -7,8 +7,8 @@
 #include "kernels/reduce_wide.cuh"
 
 // The matrices act on heads, so the D columns of a token are independent of each other. Forward: a thread per column. Backward: a
-// block takes some tokens, one after the other, in strips of 32 columns that lie in shared memory, and sums its part of the weights'
-// gradients, each entry by one thread; the blocks' parts are then added in order. How tokens fall to blocks depends on T alone.
+// block takes some tokens, one after the other, in strips of 32 columns that lie in shared memory, and sums its part of the
+// weights' gradients, each entry by one thread; the blocks' parts are then added in order. How tokens fall to blocks depends on T alone.
 
 namespace capstan::kernels::cuda {
 
