@@ -132,8 +132,9 @@ class Plan {
     check_cublas(cublasLtMatmulAlgoGetHeuristic(handle_of_thread(), description_.get(), b_.get(), a_.get(), c_.get(),
                                                 c_.get(), preference.get(), 1, &found_, &count),
                  "cublasLtMatmulAlgoGetHeuristic");
-    CAPSTAN_CHECK(count == 1, "cuBLASLt has no way to multiply [{}, {}] and [{}, {}] of {}", a.rows, a.columns, b.rows,
-                  b.columns, name_of(a.type));
+    CAPSTAN_CHECK(count == 1 && found_.state == CUBLAS_STATUS_SUCCESS,
+                  "cuBLASLt has no way to multiply [{}, {}] and [{}, {}] of {}", a.rows, a.columns, b.rows, b.columns,
+                  name_of(a.type));
   }
 
   Description description_;

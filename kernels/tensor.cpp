@@ -51,6 +51,21 @@ void fill_bytes(void* memory, Device device, int byte, std::int64_t bytes) {
   else std::memset(memory, byte, std::size_t(bytes));
 }
 
+/// As many bytes as `to` has. On the host they may overlap.
+void copy_bytes(const View& to, const View& from) {
+  const bool to_gpu = to.device() == Device::cuda, from_gpu = from.device() == Device::cuda;
+  const std::int64_t bytes = to.bytes();
+  if (to_gpu && from_gpu) {
+    const char *const a = static_cast<char*>(to.data()), *const b = static_cast<char*>(from.data());
+    CAPSTAN_CHECK(a + bytes <= b || b + bytes <= a, "a copy of {} bytes on cuda overlaps itself", bytes);
+    copy_device_memory(to.data(), from.data(), bytes, DeviceCopy::on_device);
+  } else if (to_gpu || from_gpu) {
+    copy_device_memory(to.data(), from.data(), bytes, to_gpu ? DeviceCopy::from_host : DeviceCopy::to_host);
+  } else {
+    std::memmove(to.data(), from.data(), std::size_t(bytes));
+  }
+}
+
 }  // namespace
 
 Shape::Shape(std::initializer_list<std::int64_t> extents) : Shape(std::vector<std::int64_t>(extents)) {}
@@ -116,13 +131,7 @@ void View::copy_from(const View& source) const {
   CAPSTAN_CHECK(source.type() == type_ && source.elements() == elements(), "copy {} {} into {} {}",
                 name_of(source.type()), source.shape().text(), name_of(type_), shape_.text());
   if (bytes() == 0 || data_ == source.data()) return;
-  const bool to_gpu = device_ == Device::cuda, from_gpu = source.device() == Device::cuda;
-  if (to_gpu || from_gpu)
-    copy_device_memory(data_, source.data(), bytes(),
-                       !to_gpu     ? DeviceCopy::to_host
-                       : !from_gpu ? DeviceCopy::from_host
-                                   : DeviceCopy::on_device);
-  else std::memmove(data_, source.data(), std::size_t(bytes()));
+  copy_bytes(*this, source);
 }
 
 Tensor::Tensor(Shape shape, DType type, Device device, Fill fill) {

@@ -55,6 +55,8 @@ TEST(SimtDeviceTensor, CopiesInAllDirections) {
       gpu.view().rows(0, 1).copy_from(other.view().rows(1, 2));
       EXPECT_EQ(values_of(on_device(gpu, Device::cpu)), (std::vector<double>{4, 5, 6, 0, 0, 0}));
       other.view().copy_from(other);
+      const View all = other.view().reshape({6});
+      EXPECT_THAT(failure_of([&] { all.rows(1, 6).copy_from(all.rows(0, 5)); }), HasSubstr("overlaps itself"));
       EXPECT_EQ(values_of(on_device(zeros_like(other), Device::cpu)), std::vector<double>(6));
     }
     EXPECT_EQ(host_values<float>(gpu_tensor(3)), std::vector<float>(3));
