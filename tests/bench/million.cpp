@@ -1,12 +1,14 @@
 // Attention over a million tokens, forward and backward, one layer, one head of 16, and the same at 65,536 and 262,144:
 // seconds, memory, and sampled results against a direct computation (tests/support/long_attention.h). A markdown table.
 //
-//   bench_million [TOKENS…]             on 4 ranks that are threads
-//   mpirun -n N bench_million [TOKENS…]
+//   bench_million [ENCODING…] [TOKENS…]             on 4 ranks that are threads
+//   mpirun -n N bench_million [ENCODING…] [TOKENS…]
+// ENCODING: cope, hierarchical_cope; both, if none is named. TOKENS: the three sizes above, if none is given.
 
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <string>
 #include <vector>
 
 #include "parallel/failure.h"
@@ -37,7 +39,7 @@ std::string all_errors(const LongProblem& problem, const LongResult& result) {
 }
 
 /// Sizes in ascending order: peaks of memory are those of the process.
-bool run_all(Communicator& comm, const std::vector<std::int64_t>& sizes) {
+bool run_all(Communicator& comm, const std::vector<LongEncoding>& encodings, const std::vector<std::int64_t>& sizes) {
   const auto print = [&](const std::string& text) {
     if (comm.rank() == 0) fmt::print("{}", text);
     std::fflush(stdout);
@@ -46,7 +48,7 @@ bool run_all(Communicator& comm, const std::vector<std::int64_t>& sizes) {
   std::string notes;
   print(long_table_head());
   for (const std::int64_t tokens : sizes)
-    for (const LongEncoding encoding : {LongEncoding::cope, LongEncoding::hierarchical}) {
+    for (const LongEncoding encoding : encodings) {
       const LongProblem problem{encoding, tokens};
       const LongResult result = run_long_attention(comm, problem);
       print(long_table_row(problem, result));
@@ -62,13 +64,25 @@ bool run_all(Communicator& comm, const std::vector<std::int64_t>& sizes) {
 
 int main(int count, char** arguments) {
   using namespace capstan;
+  using tests::LongEncoding;
   std::vector<std::int64_t> sizes;
-  for (int at = 1; at < count; ++at) sizes.push_back(std::atoll(arguments[at]));
+  std::vector<LongEncoding> encodings;
+  for (const std::string& argument : std::vector<std::string>(arguments + 1, arguments + count)) {
+    const std::size_t named = encodings.size();
+    for (const LongEncoding one : {LongEncoding::cope, LongEncoding::hierarchical})
+      if (argument == tests::name_of(one)) encodings.push_back(one);
+    if (encodings.size() > named) continue;
+    sizes.push_back(std::atoll(argument.c_str()));
+    if (sizes.back() > 0) continue;
+    fmt::print(stderr, "bench_million: {} is neither cope, hierarchical_cope nor a number of tokens\n", argument);
+    return 2;
+  }
+  if (encodings.empty()) encodings = {LongEncoding::cope, LongEncoding::hierarchical};
   if (sizes.empty()) sizes = {65'536, 262'144, 1'048'576};
   parallel::set_deadline(tests::hours);
   bool good = true;
   const auto body = [&](parallel::Communicator& comm) {
-    const bool mine = tests::run_all(comm, sizes);
+    const bool mine = tests::run_all(comm, encodings, sizes);
     if (comm.rank() == 0) good = mine;
   };
   if (const auto world = parallel::make_mpi_communicator()) {
