@@ -4,6 +4,7 @@
 
 #include "kernels/block_pool.h"
 #include "kernels/dropout.h"
+#include "kernels/elementwise.h"
 #include "kernels/embedding.h"
 #include "kernels/rotary.h"
 #include "kernels/swiglu.h"
@@ -43,6 +44,26 @@ TEST_F(SimtRows, EmbeddingOfManyTokens) {
       {integers({T}, Stored::i32, [](std::int64_t t) { return t % 40; }), out({V, 2}, Stored::wide), in({T, 2})},
       [](const Views& v) { embedding_backward(v[1], v[0], v[2]); }};
   expect_as_on_cpu(call, "embedding of many tokens", false);
+}
+
+// Tables of which only the last rows are there: what lies before them is never touched.
+TEST_F(SimtRows, OffsetsBeyond32Bits) {
+  constexpr std::int64_t words = std::int64_t(1) << 31, C = 8;
+  const Tensor last = on_device(random_tensor({2, C}, DType::f32, Device::cpu, 1), Device::cuda);
+  char* const begin = static_cast<char*>(last.view().data()) - (words - 2) * C * 4;
+  const View table(begin, DType::f32, Device::cuda, {words, C});
+  const Tensor ids =
+      on_device(tensor_of({3}, DType::i32, Device::cpu, {words - 1, words - 2, words - 1}), Device::cuda);
+  const Tensor y(Shape{3, C}, DType::f32, Device::cuda);
+  embedding_forward(y, ids, table);
+  const std::vector<float> rows = host_values<float>(last), got = host_values<float>(y);
+  for (std::size_t i = 0; i < 3 * C; ++i) EXPECT_EQ(got[i], rows[(i / C == 1 ? 0 : C) + i % C]);
+  embedding_backward(table, ids, y);
+  const std::vector<float> sums = host_values<float>(last);
+  for (std::size_t i = 0; i < 2 * C; ++i) EXPECT_EQ(sums[i], i < C ? rows[i] * 2 : rows[i] + rows[i] + rows[i]);
+  const Tensor part(Shape{1, 2 * C}, DType::f32, Device::cuda);
+  take_columns(part, table.reshape({1, words * C}), (words - 2) * C);
+  EXPECT_EQ(host_values<float>(part), sums);
 }
 
 TEST_F(SimtRows, EmbeddingOfWordsThatAreNone) {
