@@ -72,10 +72,10 @@ struct BackwardSums {
       if (a.sum[w].gates != Gates::none) horizon[w] = b.horizon[w][a.at(t.begin / a.tile, t.head)];
   }
   /// A bit per sum for block_or: some row has a gate.
-  __device__ unsigned find(const Arguments& a, const QueryTile& t, const Meeting& m) {
+  __device__ unsigned find(const Arguments& a, const QueryTile& t, const Meeting& m, const Lane& lane) {
     unsigned bits = 0;
     for (int w = 0; w < gated_sums; ++w)
-      if (a.sum[w].gates != Gates::none) bits |= find_path(path[w], a.sum[w], m, t) << w;
+      if (a.sum[w].gates != Gates::none) bits |= find_path(path[w], a, a.sum[w], m, t, lane) << w;
     return bits;
   }
   /// Whether the tile is not beyond the farthest one whose gates were summed.
@@ -88,18 +88,18 @@ struct BackwardSums {
 };
 
 /// scores → logits, with what the adjoints of gated sums want.
-template <class T, Walk walk>
-__device__ inline void add_terms_again(Fragment& logit, Gated (&gated)[gated_sums], BackwardSums& sums, Common& common,
-                                       const Arguments& a, const QueryTile& t, const Meeting& m,
-                                       const OrderFreeRows& order_free, const Lane& lane) {
-  if (a.gated) {
-    const Fragment scores = logit;
-    for (int w = 0; w < gated_sums; ++w)
-      if (a.sum[w].gates != Gates::none)
-        add_gated<T, walk>(logit, gated[w], sums.carry[w], scores, nullptr, common, a, a.sum[w], t, m, sums.path[w],
-                           lane);
+template <class Products, Walk walk>
+__device__ inline void add_terms_again(Fragment& logit, Gated (&gated)[gated_sums], BackwardSums& sums,
+                                       BackwardShared<Products>& shared, const Arguments& a, const QueryTile& t,
+                                       const Meeting& m, const OrderFreeRows& order_free, const Lane& lane) {
+#pragma unroll
+  for (int w = 0; w < gated_sums; ++w) {
+    if (a.sum[w].gates == Gates::none) continue;
+    const bool first = w == 0 || a.sum[0].gates == Gates::none;
+    add_gated<Products, walk>(logit, gated[w], sums.carry[w], first, nullptr, shared.common, shared.q, shared.k, a,
+                              a.sum[w], t, m, sums.path[w], lane);
   }
-  if (a.terms.any) add_order_free(logit, a, order_free, m, t.head, lane);
+  if (a.terms.any) add_order_free(logit, shared.common.work, a, order_free, m, t.head, lane);
 }
 
 /// logit → A.
@@ -112,7 +112,8 @@ __device__ inline void find_weights(Fragment& logit, const SavedRows& saved, con
 
 /// dP → dlogit.
 __device__ inline void find_d_logit(Fragment& d, const Fragment& weight, const SavedRows& saved, const Arguments& a,
-                                    const DropoutRows& dropout, const Meeting& m, const Lane& lane) {
+                                    const QueryTile& t, const Meeting& m, const Lane& lane) {
+  const DropoutRows dropout(a, t, lane);
   for_each_element(lane, [&](int n, int i, int h, int column) {
     const float kept = a.dropout.on ? dropout.kept(a.dropout, m, h, column) : 1.0f;
     d.at[n][i] = weight.at[n][i] * (kept * d.at[n][i] - saved.delta[h]);
@@ -160,6 +161,7 @@ __device__ inline bool find_d_scores(Fragment& d_score, const Fragment& d_logit,
                                      const QueryTile& t, const Lane& lane) {
   bool any = b.job != Job::gate;
   if (any) d_score = d_logit;
+#pragma unroll
   for (int w = 0; w < gated_sums; ++w) {
     const GatedArguments& g = a.sum[w];
     if (g.gates == Gates::none) continue;

@@ -106,28 +106,24 @@ __device__ inline void add_query_tile(float (&sum)[Products::columns / 8][4], Ba
   load_column_tiles(shared, a, b, t, m);
   const SavedRows saved(a, b, t, lane);
   const OrderFreeRows order_free(a, t, lane);
-  const DropoutRows dropout(a.dropout, t);
   if constexpr (terms) read_band(sums, a, b, t, m, tile, lane);
   ptx::copy_async_wait<1>();
   __syncthreads();
   Fragment weight, d;
   Gated gated[gated_sums];
   scaled_scores<Products>(weight, shared.q, shared.k, a.scale, lane);
-  if constexpr (terms) add_terms_again<T, Walk::given>(weight, gated, sums, shared.common, a, t, m, order_free, lane);
+  if constexpr (terms) add_terms_again<Products, Walk::given>(weight, gated, sums, shared, a, t, m, order_free, lane);
   find_weights(weight, saved, m, lane);
   ptx::copy_async_wait<0>();
   __syncthreads();
   if (b.job == Job::dv || b.job == Job::dz) {
-    if (terms && a.dropout.on)
-      for_each_element(lane, [&](int n, int i, int h, int column) {
-        weight.at[n][i] *= dropout.kept(a.dropout, m, h, column);
-      });
+    if (terms && a.dropout.on) drop_weights(weight, a, t, m, lane);
     Products::keep(work, weight, lane);
     __syncthreads();
     return Products::multiply_transposed(sum, work, shared.d_o, lane);
   }
   value_scores(d, shared, a, b, t, m, lane);
-  find_d_logit(d, weight, saved, a, dropout, m, lane);
+  find_d_logit(d, weight, saved, a, t, m, lane);
   if constexpr (terms) {
     if (b.d_key_offset != nullptr)
       key_offsets_backward(shared.key_sum[lane.warp], d, a, t, m, order_free, lane);
@@ -162,13 +158,13 @@ __global__ void __launch_bounds__(block_threads)
   int turn = 0;
   for (std::int64_t head = group * of_group; head < (group + 1) * of_group; ++head) {
     for (std::int64_t query_tile = 0; query_tile < a.query_tiles(); ++query_tile) {
-      const QueryTile t(a, query_tile, head, lane);
+      const QueryTile t(a, query_tile, head);
       if (!may_meet(m, a, t, tile, first_key, lane)) continue;
       BackwardSums sums(a, b, t);
       if (!m.all || (terms && a.gated)) {
         const unsigned mine = (m.allowed[0] | m.allowed[1]) != 0 ? 1 : 0;
         const unsigned votes =
-            block_or<3>(shared.common.votes, turn, mine | (terms ? sums.find(a, t, m) << 1 : 0), lane);
+            block_or<3>(shared.common.votes, turn, mine | (terms ? sums.find(a, t, m, lane) << 1 : 0), lane);
         if ((votes & 1) == 0) continue;
         if constexpr (terms) sums.choose(a, m, votes >> 1);
       }

@@ -149,13 +149,12 @@ __global__ void __launch_bounds__(block_threads)
   using T = typename Products::Element;
   BackwardShared<Products>& shared = ptx::shared<BackwardShared<Products>>();
   const Lane lane;
-  const QueryTile t(a, a.query_tiles() - 1 - blockIdx.x, blockIdx.y, lane);
+  const QueryTile t(a, a.query_tiles() - 1 - blockIdx.x, blockIdx.y);
   Products::load(shared.q, rows_of<T>(a.q, t.begin, t.rows, a.heads, t.head, a.depth, 0, a.depth));
   const SavedRows saved(a, b, t, lane);
   BackwardSums sums(a, b, t);
   if constexpr (terms) read_state(sums, a, b, t, lane);
   const OrderFreeRows order_free(a, t, lane);
-  const DropoutRows dropout(a.dropout, t);
   RowBins bins;
   float d_offset[half_rows] = {}, sum[Products::columns / 8][4];
   clear(sum);
@@ -169,7 +168,7 @@ __global__ void __launch_bounds__(block_threads)
     if (!may_meet(m, a, t, tile, first_key, lane)) continue;
     if (!m.all || (terms && a.gated)) {
       const unsigned mine = (m.allowed[0] | m.allowed[1]) != 0 ? 1 : 0,
-                     votes = block_or<3>(shared.common.votes, turn, mine | (terms ? sums.find(a, t, m) << 1 : 0), lane);
+                     votes = block_or<3>(shared.common.votes, turn, mine | (terms ? sums.find(a, t, m, lane) << 1 : 0), lane);
       if ((votes & 1) == 0) continue;
       if constexpr (terms) sums.choose(a, m, votes >> 1);
     }
@@ -182,12 +181,12 @@ __global__ void __launch_bounds__(block_threads)
     Gated gated[gated_sums];
     scaled_scores<Products>(weight, shared.q, shared.k, a.scale, lane);
     if constexpr (terms)
-      add_terms_again<T, Walk::backward>(weight, gated, sums, shared.common, a, t, m, order_free, lane);
+      add_terms_again<Products, Walk::backward>(weight, gated, sums, shared, a, t, m, order_free, lane);
     find_weights(weight, saved, m, lane);
     ptx::copy_async_wait<0>();
     __syncthreads();
     value_scores(d, shared, a, b, t, m, lane);
-    find_d_logit(d, weight, saved, a, dropout, m, lane);
+    find_d_logit(d, weight, saved, a, t, m, lane);
     if constexpr (terms) {
       const bool main = b.job == Job::dq;
       if (main) {

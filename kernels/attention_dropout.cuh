@@ -21,13 +21,14 @@ __device__ inline std::uint32_t mix_bits(std::uint32_t x) {
 struct DropoutRows {
   std::uint32_t row[half_rows] = {};
 
-  __device__ DropoutRows(const DropoutArguments& dropout, const QueryTile& t) {
+  __device__ DropoutRows(const Arguments& a, const QueryTile& t, const Lane& lane) {
+    const DropoutArguments& dropout = a.dropout;
     if (!dropout.on) return;
     const auto low = static_cast<std::uint32_t>(dropout.seed), high = static_cast<std::uint32_t>(dropout.seed >> 32);
     const auto head = static_cast<std::uint32_t>(dropout.first_head + t.head);
     const std::uint32_t of_head = mix_bits(mix_bits(mix_bits(low + 0x9e3779b9u) ^ high) ^ (head * 0x85ebca6bu + 1));
     for (int h = 0; h < half_rows; ++h) {
-      const auto index = static_cast<std::uint64_t>(t.index[h]);
+      const auto index = static_cast<std::uint64_t>(t.index(a, lane, h));
       row[h] = mix_bits(of_head ^ (static_cast<std::uint32_t>(index) * 0xc2b2ae35u +
                                    static_cast<std::uint32_t>(index >> 32) + 1));
     }
@@ -38,5 +39,14 @@ struct DropoutRows {
     return mix_bits(row[h] ^ (key * 0x9e3779b9u)) < dropout.threshold ? 0.0f : dropout.factor;
   }
 };
+
+/// Weights → what O is made of.
+__device__ inline void drop_weights(Fragment& weight, const Arguments& a, const QueryTile& t, const Meeting& m,
+                                    const Lane& lane) {
+  const DropoutRows rows(a, t, lane);
+  for_each_element(lane, [&](int n, int i, int h, int column) {
+    weight.at[n][i] *= rows.kept(a.dropout, m, h, column);
+  });
+}
 
 }  // namespace capstan::kernels::cuda::attention

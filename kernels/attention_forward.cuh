@@ -60,17 +60,19 @@ struct ForwardSums {
   Path path[gated_sums];
 
   __device__ void read(const Arguments& a, const StateArguments& s, const QueryTile& t, const Lane& lane) {
+#pragma unroll
     for (int w = 0; w < gated_sums; ++w)
       for (int h = 0; h < half_rows; ++h)
         if (a.sum[w].gates != Gates::none) carry[w].sum[h] = s.carry[w][a.at(t.row(lane, h), t.head)];
   }
   /// Bits for block_or: two per sum, as find_path says.
-  __device__ unsigned find(const Arguments& a, const QueryTile& t, const Meeting& m) {
+  __device__ unsigned find(const Arguments& a, const QueryTile& t, const Meeting& m, const Lane& lane) {
     unsigned bits = 0;
+#pragma unroll
     for (int w = 0; w < gated_sums; ++w) {
       const GatedArguments& g = a.sum[w];
       if (g.gates == Gates::none) continue;
-      unsigned mine = find_path(path[w], g, m, t);
+      unsigned mine = find_path(path[w], a, g, m, t, lane);
       for (int h = 0; h < half_rows; ++h)
         if (m.allowed[h] != 0 && !saturated(carry[w].sum[h], g.last)) mine |= 2;
       bits |= mine << (2 * w);
@@ -146,12 +148,12 @@ __device__ inline void load_keys(ForwardShared<Products>& shared, const Argument
 }
 
 /// The biases of all terms; horizon and carries go on.
-template <class T>
-__device__ inline void add_terms(Fragment& logit, ForwardSums& sums, Common& common, Counts& counts,
+template <class Products>
+__device__ inline void add_terms(Fragment& logit, ForwardSums& sums, ForwardShared<Products>& shared, Counts& counts,
                                  const Arguments& a, const StateArguments& s, const QueryTile& t, const Meeting& m,
-                                 const OrderFreeRows& order_free, unsigned votes, const Lane& lane) {
-  const Fragment scores = logit;
+                                 unsigned votes, const Lane& lane) {
   bool all_flat = a.gated;
+#pragma unroll
   for (int w = 0; w < gated_sums; ++w) {
     const GatedArguments& g = a.sum[w];
     if (g.gates == Gates::none) continue;
@@ -159,13 +161,14 @@ __device__ inline void add_terms(Fragment& logit, ForwardSums& sums, Common& com
     choose_path(path, a, g, m, (votes >> (2 * w) & 3) == 3);
     all_flat = all_flat && path.flat;
     Gated gated;
-    add_gated<T, Walk::forward>(logit, gated, sums.carry[w], scores, w == 0 ? &counts : nullptr, common, a, g, t, m,
-                                path, lane);
+    const bool first = w == 0 || a.sum[0].gates == Gates::none;
+    add_gated<Products, Walk::forward>(logit, gated, sums.carry[w], first, w == 0 ? &counts : nullptr, shared.common,
+                                       shared.q, shared.k, a, g, t, m, path, lane);
     if (path.summed && !s.of_z && threadIdx.x == 0)  // the farthest tile so far
       s.horizon[w][a.at(t.begin / a.tile, t.head)] = m.first;
   }
   counts.saturated_tiles += all_flat;
-  if (a.terms.any) add_order_free(logit, a, order_free, m, t.head, lane);
+  if (a.terms.any) add_order_free(logit, shared.common.work, a, OrderFreeRows(a, t, lane), m, t.head, lane);
 }
 
 /// Terms: any but s q·k.
@@ -176,7 +179,7 @@ __global__ void __launch_bounds__(block_threads)
   constexpr int blocks = Products::columns / 8;
   ForwardShared<Products>& shared = ptx::shared<ForwardShared<Products>>();
   const Lane lane;
-  const QueryTile t(a, a.query_tiles() - 1 - blockIdx.x, blockIdx.y, lane);  // the longest rows begin first
+  const QueryTile t(a, a.query_tiles() - 1 - blockIdx.x, blockIdx.y);  // the longest rows begin first
   Products::load(shared.q, rows_of<T>(a.q, t.begin, t.rows, a.heads, t.head, a.depth, 0, a.depth));
   const std::int64_t from = s.of_z ? a.depth : 0;
   float o[blocks][4];
@@ -188,8 +191,6 @@ __global__ void __launch_bounds__(block_threads)
   }
   ForwardSums sums;
   if (terms) sums.read(a, s, t, lane);
-  const OrderFreeRows order_free(a, t, lane);
-  const DropoutRows dropout(a.dropout, t);
   Counts counts{};
   int turn = 0;
   const std::int64_t first_key = a.key_index[0];
@@ -199,7 +200,7 @@ __global__ void __launch_bounds__(block_threads)
     unsigned votes = 0;
     if (!m.all || (terms && a.gated)) {
       const unsigned mine = (m.allowed[0] | m.allowed[1]) != 0 ? 1 : 0;
-      votes = block_or<5>(shared.common.votes, turn, mine | (terms ? sums.find(a, t, m) << 1 : 0), lane);
+      votes = block_or<5>(shared.common.votes, turn, mine | (terms ? sums.find(a, t, m, lane) << 1 : 0), lane);
       if ((votes & 1) == 0) continue;
     }
     __syncthreads();  // nobody reads the tile before any more
@@ -209,14 +210,11 @@ __global__ void __launch_bounds__(block_threads)
     Fragment logit;
     scaled_scores<Products>(logit, shared.q, shared.k, a.scale, lane);
     counts.tiles += 1;
-    if (terms) add_terms<T>(logit, sums, shared.common, counts, a, s, t, m, order_free, votes >> 1, lane);
+    if (terms) add_terms(logit, sums, shared, counts, a, s, t, m, votes >> 1, lane);
     apply_mask(logit, m, lane);
     float shrink[half_rows];
     softmax_weights(logit, softmax, shrink);
-    if (terms && a.dropout.on)
-      for_each_element(lane, [&](int n, int i, int h, int column) {
-        logit.at[n][i] *= dropout.kept(a.dropout, m, h, column);
-      });
+    if (terms && a.dropout.on) drop_weights(logit, a, t, m, lane);
     shrink_rows(o, shrink);
     ptx::copy_async_wait<0>();
     __syncthreads();
@@ -225,11 +223,13 @@ __global__ void __launch_bounds__(block_threads)
   ptx::copy_async_wait<0>();
   write_rows(s.o, o, a, t, a.columns(), from, lane);
   if (s.of_z) return;
+#pragma unroll
   for (int h = 0; h < half_rows; ++h) {
     if (lane.q != 0 || !t.has(lane.row(h))) continue;
     const std::int64_t at = a.at(t.row(lane, h), t.head);
     s.m[at] = softmax.m[h];
     s.l[at] = softmax.l[h];
+#pragma unroll
     for (int w = 0; terms && w < gated_sums; ++w)
       if (a.sum[w].gates != Gates::none) s.carry[w][at] = sums.carry[w].sum[h];
   }
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(block_threads)
   using T = typename Products::Element;
   GateSumShared<Products>& shared = ptx::shared<GateSumShared<Products>>();
   const Lane lane;
-  const QueryTile t(a, a.query_tiles() - 1 - blockIdx.x, blockIdx.y, lane);
+  const QueryTile t(a, a.query_tiles() - 1 - blockIdx.x, blockIdx.y);
   const GatedArguments& g = a.sum[which];
   Products::load(shared.q, rows_of<T>(a.q, t.begin, t.rows, a.heads, t.head, a.depth, 0, a.depth));
   std::int64_t sum[half_rows] = {};
@@ -259,7 +259,7 @@ __global__ void __launch_bounds__(block_threads)
     Meeting m;
     if (!may_meet(m, a, t, tile, a.key_index[0], lane)) continue;
     Path path;
-    if (block_or<1>(shared.common.votes, turn, find_path(path, g, m, t), lane) == 0) continue;
+    if (block_or<1>(shared.common.votes, turn, find_path(path, a, g, m, t, lane), lane) == 0) continue;
     Fragment scores, gate;
     if (g.separate) {
       gate_scores<T>(scores, shared.common.work, a, g, t, m, lane);

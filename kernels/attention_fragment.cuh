@@ -40,6 +40,17 @@ template <class F> __device__ inline void for_each_element(const Lane& lane, F&&
     for (int i = 0; i < 4; ++i) f(n, i, i / 2, lane.column(n, i % 2));
 }
 
+/// f(n, i, h) for every element of the thread, where f reads tables: the barriers keep the compiler from having all entries in
+/// registers at once.
+template <class F> __device__ inline void for_each_gathered(F&& f) {
+#pragma unroll
+  for (int n = 0; n < column_blocks; ++n) {
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) f(n, i, i / 2);
+  }
+}
+
 template <int N> __device__ inline void clear(float (&x)[N][4]) {
 #pragma unroll
   for (int n = 0; n < N; ++n)

@@ -23,21 +23,21 @@ struct QueryTile {
   std::int64_t begin, head;
   int rows;
   std::int64_t first_index, last_index, first_document, last_document;
-  std::int64_t index[half_rows], document[half_rows];  ///< of the thread's rows
 
-  __device__ QueryTile(const Arguments& a, std::int64_t number, std::int64_t head_in, const Lane& lane)
+  __device__ QueryTile(const Arguments& a, std::int64_t number, std::int64_t head_in)
       : begin(number * a.tile), head(head_in), rows(static_cast<int>(min(a.tile, a.rows - begin))),
         first_index(a.query_index[begin]), last_index(a.query_index[begin + rows - 1]),
-        first_document(a.query_document[begin]), last_document(a.query_document[begin + rows - 1]) {
-    for (int h = 0; h < half_rows; ++h) {
-      const std::int64_t row = begin + min(lane.row(h), rows - 1);
-      index[h] = a.query_index[row];
-      document[h] = a.query_document[row];
-    }
-  }
+        first_document(a.query_document[begin]), last_document(a.query_document[begin + rows - 1]) {}
   __device__ bool has(int row) const { return row < rows; }
   /// Row h of the thread in the query chunk; rows beyond the tile's end stand for its last.
   __device__ std::int64_t row(const Lane& lane, int h) const { return begin + min(lane.row(h), rows - 1); }
+  /// Read again where they are wanted: kept, they would cost registers in every tile.
+  __device__ std::int64_t index(const Arguments& a, const Lane& lane, int h) const {
+    return a.query_index[row(lane, h)];
+  }
+  __device__ std::int64_t document(const Arguments& a, const Lane& lane, int h) const {
+    return a.query_document[row(lane, h)];
+  }
 };
 
 /// A key tile, and what the query tile's rows see of it.
@@ -80,8 +80,10 @@ __device__ inline bool may_meet(Meeting& m, const Arguments& a, const QueryTile&
   const bool one_document = t.first_document == t.last_document && first_document == last_document;
   m.all = past && one_document && m.keys == tile_size && t.rows == tile_size;
   for (int h = 0; h < half_rows; ++h) {
-    const std::uint64_t same = same_document(a, m, t.document[h], first_document, last_document, lane);
-    m.allowed[h] = t.has(lane.row(h)) ? same & low_bits(t.index[h] - m.first + 1) : 0;
+    m.allowed[h] = ~std::uint64_t(0);
+    if (m.all) continue;
+    const std::uint64_t same = same_document(a, m, t.document(a, lane, h), first_document, last_document, lane);
+    m.allowed[h] = t.has(lane.row(h)) ? same & low_bits(t.index(a, lane, h) - m.first + 1) : 0;
   }
   return true;
 }
@@ -96,12 +98,13 @@ __device__ inline std::uint64_t block_ends(const GatedArguments& g, const Meetin
 }
 
 /// Where the thread's rows have gates.
-__device__ inline void find_gates(Words& has, const GatedArguments& g, const Meeting& m, const QueryTile& t) {
+__device__ inline void find_gates(Words& has, const Arguments& a, const GatedArguments& g, const Meeting& m,
+                                  const QueryTile& t, const Lane& lane) {
   const std::uint64_t ends = g.gates == Gates::block_ends ? block_ends(g, m) : 0;
   for (int h = 0; h < half_rows; ++h) {
     has[h] = m.allowed[h];
     if (g.block == 0) continue;
-    const std::int64_t border = (t.index[h] / g.block - g.window + 1) * g.block;  // first key of the row's window
+    const std::int64_t border = (t.index(a, lane, h) / g.block - g.window + 1) * g.block;  // first key of the row's window
     const std::uint64_t before = low_bits(border - m.first);
     has[h] &= g.gates == Gates::block_ends ? ends & before : ~before;
   }

@@ -87,8 +87,9 @@ struct Path {
 };
 
 /// Of a present sum: where gates are. Bits of block_or: 1 some row has a gate; 2 some row that sees keys is not saturated.
-__device__ inline unsigned find_path(Path& path, const GatedArguments& g, const Meeting& m, const QueryTile& t) {
-  find_gates(path.has, g, m, t);
+__device__ inline unsigned find_path(Path& path, const Arguments& a, const GatedArguments& g, const Meeting& m,
+                                     const QueryTile& t, const Lane& lane) {
+  find_gates(path.has, a, g, m, t, lane);
   return (path.has[0] | path.has[1]) != 0 ? 1 : 0;
 }
 __device__ inline void choose_path(Path& path, const Arguments& a, const GatedArguments& g, const Meeting& m,
@@ -132,39 +133,6 @@ struct Gated {
   Fragment gate, place;
 };
 
-/// Logits of one gated sum: logit += its bias. `scores`: s q·k. The carry goes on by the tile's gates, exactly: on entry of the tile
-/// it is what comes in (forward), or that less what the tile adds (backward), or carry.value (given).
-template <class T, Walk walk>
-__device__ inline void add_gated(Fragment& logit, Gated& gated, Carry& carry, const Fragment& scores, Counts* counts,
-                                 Common& common, const Arguments& a, const GatedArguments& g, const QueryTile& t, const Meeting& m,
-                                 const Path& path, const Lane& lane) {
-  const TableRows table(a, g, t, lane);
-  if (!path.general) {
-    if (walk != Walk::given) carry.find_value(g);
-    return add_row_bias(logit, carry.value, table.at, lane);
-  }
-  if (g.separate) {
-    gate_scores<T>(gated.place, common.work, a, g, t, m, lane);
-    find_gate_values(gated.gate, gated.place, path.has, g.floor, lane);
-  } else {
-    find_gate_values(gated.gate, scores, path.has, g.floor, lane);
-  }
-  if (counts != nullptr) count_gates(*counts, gated.gate, path.has, lane);
-  gated.place = gated.gate;
-  std::int64_t added[half_rows] = {};
-  if (walk != Walk::given && path.summed)
-    for (int h = 0; h < half_rows; ++h) added[h] = fixed_sum(gated.gate, h);
-  if (walk == Walk::backward)
-    for (int h = 0; h < half_rows; ++h) carry.sum[h] -= added[h];
-  if (walk != Walk::given) carry.find_value(g);
-  find_places(gated.place, carry.value, static_cast<float>(g.last), lane);
-  add_bias(logit, gated.place, table.at, lane);
-  if (walk == Walk::forward)
-    for (int h = 0; h < half_rows; ++h) carry.sum[h] += added[h];
-}
-
-// ---- the rest -------------------------------------------------------------------------------------------------------
-
 /// s q·k of the tiles in shared memory.
 template <class Products>
 __device__ inline void scaled_scores(Fragment& s, const typename Products::Tile& q, const typename Products::Tile& k,
@@ -173,6 +141,53 @@ __device__ inline void scaled_scores(Fragment& s, const typename Products::Tile&
   Products::scores(s, q, k, lane);
   for_each_element(lane, [&](int n, int i, int, int) { s.at[n][i] = __fmul_rn(s.at[n][i], scale); });
 }
+
+/// Gate logits → gates. Gates of q and k take the scores: of the first sum `logit`, which holds nothing else yet; a second sum has
+/// them computed again, which spares registers where there is none.
+template <class Products>
+__device__ inline void find_gated(Fragment& gate, const Fragment& logit, bool first, Common& common,
+                                  const typename Products::Tile& q, const typename Products::Tile& k,
+                                  const Arguments& a, const GatedArguments& g, const QueryTile& t, const Meeting& m,
+                                  const Path& path, const Lane& lane) {
+  if (g.separate) {
+    gate_scores<typename Products::Element>(gate, common.work, a, g, t, m, lane);
+    find_gate_values(gate, gate, path.has, g.floor, lane);
+  } else if (first) {
+    find_gate_values(gate, logit, path.has, g.floor, lane);
+  } else {
+    scaled_scores<Products>(gate, q, k, a.scale, lane);
+    find_gate_values(gate, gate, path.has, g.floor, lane);
+  }
+}
+
+/// Logits of one gated sum: logit += its bias. `first`: logit are scores s q·k. The carry goes on by the tile's gates, exactly: on
+/// entry of the tile it is what comes in (forward), or that less what the tile adds (backward), or carry.value (given).
+template <class Products, Walk walk>
+__device__ inline void add_gated(Fragment& logit, Gated& gated, Carry& carry, bool first, Counts* counts,
+                                 Common& common, const typename Products::Tile& q, const typename Products::Tile& k,
+                                 const Arguments& a, const GatedArguments& g, const QueryTile& t, const Meeting& m,
+                                 const Path& path, const Lane& lane) {
+  const TableRows table(a, g, t, lane);
+  if (!path.general) {
+    if (walk != Walk::given) carry.find_value(g);
+    return add_row_bias(logit, carry.value, table.at, lane);
+  }
+  find_gated<Products>(gated.gate, logit, first, common, q, k, a, g, t, m, path, lane);
+  if (counts != nullptr) count_gates(*counts, gated.gate, path.has, lane);
+  std::int64_t added[half_rows] = {};
+  if (walk != Walk::given && path.summed)
+    for (int h = 0; h < half_rows; ++h) added[h] = fixed_sum(gated.gate, h);
+  if (walk == Walk::backward)
+    for (int h = 0; h < half_rows; ++h) carry.sum[h] -= added[h];
+  if (walk != Walk::given) carry.find_value(g);
+  gated.place = gated.gate;
+  find_places(gated.place, carry.value, static_cast<float>(g.last), lane);
+  add_bias(logit, gated.place, table.at);
+  if (walk == Walk::forward)
+    for (int h = 0; h < half_rows; ++h) carry.sum[h] += added[h];
+}
+
+// ---- the rest -------------------------------------------------------------------------------------------------------
 
 /// Logits of keys that a row does not see become -inf.
 __device__ inline void apply_mask(Fragment& logit, const Meeting& m, const Lane& lane) {

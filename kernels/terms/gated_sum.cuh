@@ -67,9 +67,8 @@ __device__ inline void find_places(Fragment& place, const float (&carry)[half_ro
 }
 
 /// logit += interp(table, place). tables: of the thread's rows.
-__device__ inline void add_bias(Fragment& logit, const Fragment& place, const float* const (&table)[half_rows],
-                                const Lane& lane) {
-  for_each_element(lane, [&](int n, int i, int h, int) {
+__device__ inline void add_bias(Fragment& logit, const Fragment& place, const float* const (&table)[half_rows]) {
+  for_each_gathered([&](int n, int i, int h) {
     logit.at[n][i] = __fadd_rn(logit.at[n][i], Place(place.at[n][i]).value(table[h]));
   });
 }
@@ -87,7 +86,7 @@ __device__ inline void add_row_bias(Fragment& logit, const float (&place)[half_r
 __device__ inline void positions_backward(Fragment& d_u, float (&gate_grad)[half_rows], const Fragment& d_logit,
                                           const Fragment& gate, const Fragment& place, const Words& has, float floor,
                                           const float* const (&table)[half_rows], const Lane& lane) {
-  for_each_element(lane, [&](int n, int i, int h, int) {
+  for_each_gathered([&](int n, int i, int h) {
     d_u.at[n][i] = d_logit.at[n][i] * Place(place.at[n][i]).slope(table[h]);
   });
   sums_from_first(d_u, gate_grad, lane);

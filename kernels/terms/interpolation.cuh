@@ -13,8 +13,11 @@ struct Place {
   int low, high;
   float weight;  ///< of `high`
 
-  __device__ explicit Place(float place)
-      : low(__float2int_rd(place)), high(__float2int_ru(place)), weight(__fadd_rn(place, -static_cast<float>(low))) {}
+  __device__ explicit Place(float place) {
+    low = __float2int_rd(place);
+    high = __float2int_ru(place);
+    weight = __fadd_rn(place, -static_cast<float>(low));
+  }
   __device__ float value(const float* table) const {
     return __fmaf_rn(weight, table[high], __fmul_rn(1 - weight, table[low]));
   }

@@ -9,6 +9,7 @@
 #include "kernels/attention_arguments.cuh"
 #include "kernels/attention_fragment.cuh"
 #include "kernels/attention_meeting.cuh"
+#include "kernels/attention_products.cuh"
 #include "kernels/terms/interpolation.cuh"
 
 namespace capstan::kernels::cuda::attention {
@@ -32,17 +33,21 @@ struct FireScale {
 /// What the thread's rows bring to the terms, of one head.
 struct OrderFreeRows {
   std::int64_t position[half_rows] = {}, offset[half_rows] = {};
-  const float *offset_table[half_rows] = {}, *relative[half_rows] = {};
+  std::int64_t at[half_rows];  ///< [row, head]
 
   __device__ OrderFreeRows(const Arguments& a, const QueryTile& t, const Lane& lane) {
-    const OrderFreeArguments& terms = a.terms;
     for (int h = 0; h < half_rows; ++h) {
-      const std::int64_t row = t.row(lane, h), at = a.at(row, t.head);
-      if (terms.by_distance) position[h] = a.query_position[row];
-      if (terms.row_offset) offset[h] = terms.row_offset[at];
-      if (terms.offset_table) offset_table[h] = terms.offset_table + at * (terms.offset_last + 1);
-      if (terms.relative) relative[h] = terms.relative + at * (terms.relative_last + 1);
+      const std::int64_t row = t.row(lane, h);
+      at[h] = a.at(row, t.head);
+      if (a.terms.by_distance) position[h] = a.query_position[row];
+      if (a.terms.row_offset) offset[h] = a.terms.row_offset[at[h]];
     }
+  }
+  __device__ const float* offset_table(const Arguments& a, int h) const {
+    return a.terms.offset_table + at[h] * (a.terms.offset_last + 1);
+  }
+  __device__ const float* relative(const Arguments& a, int h) const {
+    return a.terms.relative + at[h] * (a.terms.relative_last + 1);
   }
   /// Row h's distance to a key of the tile; 0 to keys that lie beyond it, or are none.
   __device__ std::int64_t distance(const Arguments& a, const Meeting& m, int h, int column) const {
@@ -64,30 +69,43 @@ __device__ inline float fire_bias(const OrderFreeArguments& terms, std::int64_t 
   return sum;
 }
 
-/// logit += the terms, where the row sees the key.
-__device__ inline void add_order_free(Fragment& logit, const Arguments& a, const OrderFreeRows& rows, const Meeting& m,
-                                      std::int64_t head, const Lane& lane) {
+/// All terms of one pair, added to x in their order.
+__device__ inline float with_order_free(float x, const Arguments& a, const OrderFreeRows& rows, const Meeting& m,
+                                        std::int64_t head, int h, int column) {
   const OrderFreeArguments& terms = a.terms;
-  for_each_element(lane, [&](int n, int i, int h, int column) {
-    if (!m.sees(h, column)) return;
-    float& x = logit.at[n][i];
-    if (terms.row_offset) {
-      const std::int64_t delta = rows.delta(a, m, head, h, column);
-      x += terms.offset_table ? Place(offset_place(delta, terms.offset_last)).value(rows.offset_table[h])
-                              : offset_value(delta);
+  if (terms.row_offset) {
+    const std::int64_t delta = rows.delta(a, m, head, h, column);
+    x += terms.offset_table ? Place(offset_place(delta, terms.offset_last)).value(rows.offset_table(a, h))
+                            : offset_value(delta);
+  }
+  if (!terms.by_distance) return x;
+  const std::int64_t distance = rows.distance(a, m, h, column);
+  if (terms.relative) x += rows.relative(a, h)[min(distance, terms.relative_last)];
+  if (terms.slope) x += terms.slope[head] * static_cast<float>(distance);
+  if (terms.distance_table)
+    x += terms.distance_table[head * (terms.distance_last + 1) + min(distance, terms.distance_last)];
+  if (terms.fire_width == 0) return x;
+  const FireScale fire(terms.fire_scale);
+  const float place =
+      fire.numerator(static_cast<float>(distance)) / fire.denominator(static_cast<float>(rows.position[h]));
+  return x + fire_bias(terms, head, place);
+}
+
+/// logit += the terms, where the row sees the key. The logits wait in `work`, at the thread's own places, so that the loop need not be
+/// unrolled: its registers are few and its code is short.
+__device__ inline void add_order_free(Fragment& logit, Work& work, const Arguments& a, const OrderFreeRows& rows,
+                                      const Meeting& m, std::int64_t head, const Lane& lane) {
+  __syncwarp();  // what the warp's rows of `work` held before has been read
+  keep_f32(work, logit, lane);
+#pragma unroll 1
+  for (int n = 0; n < column_blocks; ++n)
+#pragma unroll 1
+    for (int i = 0; i < 4; ++i) {
+      const int column = lane.column(n, i % 2);
+      float& x = work.f32[lane.row(i / 2)][column];
+      if (m.sees(i / 2, column)) x = with_order_free(x, a, rows, m, head, i / 2, column);
     }
-    if (!terms.by_distance) return;
-    const std::int64_t distance = rows.distance(a, m, h, column);
-    if (terms.relative) x += rows.relative[h][min(distance, terms.relative_last)];
-    if (terms.slope) x += terms.slope[head] * static_cast<float>(distance);
-    if (terms.distance_table)
-      x += terms.distance_table[head * (terms.distance_last + 1) + min(distance, terms.distance_last)];
-    if (terms.fire_width == 0) return;
-    const FireScale fire(terms.fire_scale);
-    const float place = fire.numerator(static_cast<float>(distance)) /
-                        fire.denominator(static_cast<float>(rows.position[h]));
-    x += fire_bias(terms, head, place);
-  });
+  for_each_element(lane, [&](int n, int i, int h, int column) { logit.at[n][i] = work.f32[lane.row(h)][column]; });
 }
 
 }  // namespace capstan::kernels::cuda::attention

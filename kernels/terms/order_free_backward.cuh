@@ -184,7 +184,7 @@ __device__ inline void offset_backward(Fragment& d_delta, Fragment& place, const
     d_delta.at[n][i] = d_logit.at[n][i];
     if (a.terms.offset_table == nullptr) return;
     place.at[n][i] = offset_place(rows.delta(a, m, t.head, h, column), a.terms.offset_last);
-    d_delta.at[n][i] *= Place(place.at[n][i]).slope(rows.offset_table[h]);
+    d_delta.at[n][i] *= Place(place.at[n][i]).slope(rows.offset_table(a, h));
   });
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/simt/attention_cuda_runs.h"
+#include "tests/kernels/attention_shapes.h"
 #include "tests/support/tensors.h"
 
 namespace capstan::tests {
@@ -27,13 +28,23 @@ struct Comparison {
 
 TEST(SimtAttention, Trial) {
   const simt::Session session;
-  AttentionProblem problem = random_attention({.tokens = 130, .heads = 2, .depth = 24}, 5);
+  for (const NamedShape& named : all_term_shapes()) {
+  AttentionProblem problem = random_attention(named.shape, 5);
+  if (problem.table) problem.table = gentle_table(problem.table);
+  if (problem.terms.table_1) problem.terms.table_1 = gentle_table(problem.terms.table_1);
   const Comparison c(problem);
-  for (std::int64_t tile : {16, 64}) {
+  printf("== %s\n", named.name);
+  for (std::int64_t tile : {64}) {
     const TileRun run = run_on_gpu(problem, DType::f32, settings_for(problem, tile));
+    std::vector<const Tensor*> naive;
+    for_each_result(run, c.naive, c.naive_back, [&](const char*, const Tensor&, const Tensor& x) { naive.push_back(&x); });
+    std::size_t at = 0;
     for_each_result(run, c.exact, c.exact_back, [&](const char* name, const Tensor& got, const Tensor& expected) {
-      printf("%s %g\n", name, relative_error(got, expected));
+      const double e = relative_error(got, expected), bound = f32_bound(*naive[at++], expected);
+      printf("  %s %g (bound %g) %s\n", name, e, bound, e > bound && !vanishes(expected) ? "<<<<<" : "");
     });
+    for (const Tensor& left : run.carry_left) EXPECT_TRUE(!left || same_bits(left, zeros_like(left)));
+  }
   }
 }
 
