@@ -16,23 +16,23 @@ namespace capstan::kernels::cuda::attention {
 /// A gated sum (kernels/terms/gated_sum.h).
 struct GatedArguments {
   Gates gates = Gates::none;
-  bool separate = false;        ///< gates have scores of their own, else those of q and k
+  bool separate = false;                ///< gates have scores of their own, else those of q and k
   bool q_wide = false, k_wide = false;  ///< gate_q, gate_k in f32 whatever q's type
   float floor = 0;
   std::int64_t block = 0, window = 0;
-  std::int64_t last = 0;          ///< P
-  const float* table = nullptr;   ///< [T, H, P + 1]
-  const void* gate_q = nullptr;   ///< [T, H, D]; q itself if it has no other
-  const void* gate_k = nullptr;   ///< [T or blocks, G, D]; likewise
+  std::int64_t last = 0;         ///< P
+  const float* table = nullptr;  ///< [T, H, P + 1]
+  const void* gate_q = nullptr;  ///< [T, H, D]; q itself if it has no other
+  const void* gate_k = nullptr;  ///< [T or blocks, G, D]; likewise
 };
 
 /// Terms without order; null: absent.
 struct OrderFreeArguments {
-  const std::int64_t *row_offset = nullptr, *key_offset = nullptr;          ///< [T, H] each
-  const float *offset_table = nullptr, *relative = nullptr;                 ///< [T, H, last + 1]
-  const float *slope = nullptr, *distance_table = nullptr;                  ///< [H], [H, last + 1]
+  const std::int64_t *row_offset = nullptr, *key_offset = nullptr;  ///< [T, H] each
+  const float *offset_table = nullptr, *relative = nullptr;         ///< [T, H, last + 1]
+  const float *slope = nullptr, *distance_table = nullptr;          ///< [H], [H, last + 1]
   std::int64_t offset_last = 0, relative_last = 0, distance_last = 0;
-  const float *fire_in = nullptr, *fire_in_bias = nullptr;                  ///< [R]
+  const float *fire_in = nullptr, *fire_in_bias = nullptr;                           ///< [R]
   const float *fire_out = nullptr, *fire_out_bias = nullptr, *fire_scale = nullptr;  ///< [H, R], [H], [2]
   int fire_width = 0;
   bool any = false, by_distance = false;  ///< any term at all; one that wants positions

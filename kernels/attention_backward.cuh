@@ -28,12 +28,12 @@ struct BandEntry {
 };
 
 struct BackwardArguments {
-  const void* d_o;                                                 ///< [T, H, E]
-  const float *lse, *delta;                                        ///< [T, H]
+  const void* d_o;                                                    ///< [T, H, E]
+  const float *lse, *delta;                                           ///< [T, H]
   const std::int64_t *horizon[gated_sums], *final_carry[gated_sums];  ///< [query tiles, H], [T, H]
-  std::int64_t* carry[gated_sums];                                 ///< [T, H]: the state
-  float* gate_grad[gated_sums];                                    ///< [T, H]
-  BandEntry* band[gated_sums];  ///< [tiles of the launch, H, T]; written from the horizon on, towards the rows
+  std::int64_t* carry[gated_sums];                                    ///< [T, H]: the state
+  float* gate_grad[gated_sums];                                       ///< [T, H]
+  BandEntry* band[gated_sums];        ///< [tiles of the launch, H, T]; written from the horizon on, towards the rows
   std::int64_t first_tile, end_tile;  ///< key tiles of the launch
   Job job;
   int which;
@@ -82,8 +82,7 @@ struct BackwardSums {
   __device__ bool live(int w, const Meeting& m) const { return horizon[w] >= 0 && m.first >= horizon[w]; }
   __device__ void choose(const Arguments& a, const Meeting& m, unsigned votes) {
     for (int w = 0; w < gated_sums; ++w)
-      if (a.sum[w].gates != Gates::none)
-        choose_path(path[w], a, a.sum[w], m, (votes >> w & 1) != 0 && live(w, m));
+      if (a.sum[w].gates != Gates::none) choose_path(path[w], a, a.sum[w], m, (votes >> w & 1) != 0 && live(w, m));
   }
 };
 
@@ -96,8 +95,8 @@ __device__ inline void add_terms_again(Fragment& logit, Gated (&gated)[gated_sum
   for (int w = 0; w < gated_sums; ++w) {
     if (a.sum[w].gates == Gates::none) continue;
     const bool first = w == 0 || a.sum[0].gates == Gates::none;
-    add_gated<Products, walk>(logit, gated[w], sums.carry[w], first, nullptr, shared.common, shared.q, shared.k, a,
-                              a.sum[w], t, m, sums.path[w], lane);
+    add_gated<Products, Terms::all, walk>(logit, gated[w], sums.carry[w], first, nullptr, shared.common, shared.q,
+                                          shared.k, a, a.sum[w], t, m, sums.path[w], lane);
   }
   if (a.terms.any) add_order_free(logit, shared.common.work, a, order_free, m, t.head, lane);
 }
@@ -149,8 +148,7 @@ __device__ inline bool gated_backward(Fragment& d_u, float (&gate_grad)[half_row
     positions_backward(d_u, gate_grad, d_logit, gated.gate, gated.place, path.has, g.floor, table.at, lane);
     return true;
   }
-  for (int h = 0; h < half_rows; ++h)
-    gate_grad[h] += row_sum(d_logit, h) * Place(carry.value[h]).slope(table.at[h]);
+  for (int h = 0; h < half_rows; ++h) gate_grad[h] += row_sum(d_logit, h) * Place(carry.value[h]).slope(table.at[h]);
   return false;
 }
 

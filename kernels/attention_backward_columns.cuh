@@ -13,8 +13,8 @@
 namespace capstan::kernels::cuda::attention {
 
 /// Carries and X on entry of the tile, of the thread's rows.
-__device__ inline void read_band(BackwardSums& sums, const Arguments& a, const BackwardArguments& b,
-                                 const QueryTile& t, const Meeting& m, std::int64_t tile, const Lane& lane) {
+__device__ inline void read_band(BackwardSums& sums, const Arguments& a, const BackwardArguments& b, const QueryTile& t,
+                                 const Meeting& m, std::int64_t tile, const Lane& lane) {
   for (int w = 0; w < gated_sums; ++w)
     for (int h = 0; h < half_rows; ++h) {
       const GatedArguments& g = a.sum[w];
@@ -125,8 +125,7 @@ __device__ inline void add_query_tile(float (&sum)[Products::columns / 8][4], Ba
   value_scores(d, shared, a, b, t, m, lane);
   find_d_logit(d, weight, saved, a, t, m, lane);
   if constexpr (terms) {
-    if (b.d_key_offset != nullptr)
-      key_offsets_backward(shared.key_sum[lane.warp], d, a, t, m, order_free, lane);
+    if (b.d_key_offset != nullptr) key_offsets_backward(shared.key_sum[lane.warp], d, a, t, m, order_free, lane);
     Fragment d_score;
     if (!find_d_scores(d_score, d, sums, gated, a, b, t, lane)) return;
     if (b.job == Job::gate) return multiply_gate_queries<T>(sum, work, d_score, a, a.sum[b.which], t, lane);

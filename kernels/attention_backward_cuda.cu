@@ -141,9 +141,9 @@ class Superblock {
     with_products(queries_.q, [&](auto products) {
       using Products = decltype(products);
       const auto kernel = terms() ? backward_rows<Products, true> : backward_rows<Products, false>;
-      launch<BackwardShared<Products>>(
-          kernel, dim3(static_cast<unsigned>(a_.query_tiles()), static_cast<unsigned>(a_.heads)), dim3(block_threads),
-          stream_of_thread(), a_, b);
+      launch<BackwardShared<Products>>(kernel,
+                                       dim3(static_cast<unsigned>(a_.query_tiles()), static_cast<unsigned>(a_.heads)),
+                                       dim3(block_threads), stream_of_thread(), a_, b);
     });
   }
   void columns(const BackwardArguments& b) const {
@@ -188,7 +188,8 @@ void attention_backward(const AttentionGradients& out, const AttentionBackwardSt
   const std::int64_t tiles = tiles_of_superblock(a, sums), entries = std::min(tiles, a.key_tiles()) * a.heads * a.rows,
                      warps = a.query_tiles() * a.heads * block_warps;
   const FireTerm& d_fire = out.shared.fire;
-  const bool fire = d_fire.in || d_fire.in_bias || d_fire.out || d_fire.out_bias || d_fire.scale, distance = a.terms.distance_table && out.shared.distance_table;
+  const bool fire = d_fire.in || d_fire.in_bias || d_fire.out || d_fire.out_bias || d_fire.scale,
+             distance = a.terms.distance_table && out.shared.distance_table;
   const std::int64_t distance_sums = distance ? warps * (a.terms.distance_last + 1) : 0,
                      fire_entries = fire ? warps * fire_sums(a.terms.fire_width) : 0;
   thread_local DeviceScratch band, partial;

@@ -20,9 +20,8 @@ struct RowBins {
 
 /// dtable of one sum: along the row where positions differ from key to key, else by the row's sum.
 __device__ inline void table_backward(RowBin& bin, float* d_table, Work& work, const Fragment& d_logit,
-                                      const Gated& gated, const Carry& carry, const Path& path,
-                                      const GatedArguments& g, const Arguments& a, const QueryTile& t,
-                                      const Lane& lane) {
+                                      const Gated& gated, const Carry& carry, const Path& path, const GatedArguments& g,
+                                      const Arguments& a, const QueryTile& t, const Lane& lane) {
   if (d_table == nullptr) return;
   float* const d_row = d_table + a.at(t.begin + walked_row(lane), t.head) * (g.last + 1);
   const bool mine = walks(lane) && t.has(walked_row(lane));
@@ -45,8 +44,8 @@ __device__ inline void row_terms_backward(RowBins& bins, float (&d_offset)[half_
                                           const Lane& lane) {
   for (int w = 0; w < gated_sums; ++w)
     if (a.sum[w].gates != Gates::none)
-      table_backward(bins.table[w], b.d_table[w], common.work, d_logit, gated[w], sums.carry[w], sums.path[w],
-                     a.sum[w], a, t, lane);
+      table_backward(bins.table[w], b.d_table[w], common.work, d_logit, gated[w], sums.carry[w], sums.path[w], a.sum[w],
+                     a, t, lane);
   if (a.terms.any)
     order_free_rows_backward(bins.order_free, d_offset, common.work, d_logit, a, b, t, m, order_free, lane);
 }
@@ -58,8 +57,7 @@ __device__ inline void flush_bins(RowBins& bins, const Arguments& a, const Backw
   const std::int64_t at = a.at(t.begin + walked_row(lane), t.head);
   for (int w = 0; w < gated_sums; ++w)
     if (b.d_table[w] != nullptr) bins.table[w].flush(b.d_table[w] + at * (a.sum[w].last + 1));
-  if (b.d_offset_table != nullptr)
-    bins.order_free.offset.flush(b.d_offset_table + at * (a.terms.offset_last + 1));
+  if (b.d_offset_table != nullptr) bins.order_free.offset.flush(b.d_offset_table + at * (a.terms.offset_last + 1));
   if (b.d_relative != nullptr) bins.order_free.relative.flush(b.d_relative + at * (a.terms.relative_last + 1));
 }
 
@@ -137,8 +135,7 @@ __device__ inline void load_row_tiles(BackwardShared<Products>& shared, const Ar
   Products::load(shared.k, rows_of<T>(a.k, m.begin, m.keys, a.groups, group, a.depth, 0, a.depth));
   ptx::copy_async_commit();
   Products::load(shared.u, rows_of<T>(a.v, m.begin, m.keys, a.groups, group, a.depth, 0, a.depth));
-  if (again)
-    Products::load(shared.d_o, rows_of<T>(b.d_o, t.begin, t.rows, a.heads, t.head, a.columns(), 0, a.depth));
+  if (again) Products::load(shared.d_o, rows_of<T>(b.d_o, t.begin, t.rows, a.heads, t.head, a.columns(), 0, a.depth));
   ptx::copy_async_commit();
 }
 
@@ -168,7 +165,8 @@ __global__ void __launch_bounds__(block_threads)
     if (!may_meet(m, a, t, tile, first_key, lane)) continue;
     if (!m.all || (terms && a.gated)) {
       const unsigned mine = (m.allowed[0] | m.allowed[1]) != 0 ? 1 : 0,
-                     votes = block_or<3>(shared.common.votes, turn, mine | (terms ? sums.find(a, t, m, lane) << 1 : 0), lane);
+                     votes = block_or<3>(shared.common.votes, turn, mine | (terms ? sums.find(a, t, m, lane) << 1 : 0),
+                                         lane);
       if ((votes & 1) == 0) continue;
       if constexpr (terms) sums.choose(a, m, votes >> 1);
     }

@@ -33,8 +33,10 @@ StateArguments state_arguments(const AttentionState& state, Counts* counts) {
 void forward(const Arguments& a, StateArguments s, const View& q) {
   with_products(q, [&](auto products) {
     using Products = decltype(products);
-    const bool terms = a.gated || a.terms.any || a.dropout.on;
-    const auto kernel = terms ? forward_tiles<Products, true> : forward_tiles<Products, false>;
+    const Terms terms = terms_of(a);
+    const auto kernel = terms == Terms::none    ? forward_tiles<Products, Terms::none>
+                        : terms == Terms::gates ? forward_tiles<Products, Terms::gates>
+                                                : forward_tiles<Products, Terms::all>;
     for (const bool of_z : {true, false}) {  // of z first: it reads the state that the other writes
       if (of_z && a.z == nullptr) continue;
       s.of_z = of_z;

@@ -29,8 +29,8 @@ struct DropoutRows {
     const std::uint32_t of_head = mix_bits(mix_bits(mix_bits(low + 0x9e3779b9u) ^ high) ^ (head * 0x85ebca6bu + 1));
     for (int h = 0; h < half_rows; ++h) {
       const auto index = static_cast<std::uint64_t>(t.index(a, lane, h));
-      row[h] = mix_bits(of_head ^ (static_cast<std::uint32_t>(index) * 0xc2b2ae35u +
-                                   static_cast<std::uint32_t>(index >> 32) + 1));
+      row[h] = mix_bits(
+          of_head ^ (static_cast<std::uint32_t>(index) * 0xc2b2ae35u + static_cast<std::uint32_t>(index >> 32) + 1));
     }
   }
   /// What multiplies the weight in O.
@@ -44,9 +44,8 @@ struct DropoutRows {
 __device__ inline void drop_weights(Fragment& weight, const Arguments& a, const QueryTile& t, const Meeting& m,
                                     const Lane& lane) {
   const DropoutRows rows(a, t, lane);
-  for_each_element(lane, [&](int n, int i, int h, int column) {
-    weight.at[n][i] *= rows.kept(a.dropout, m, h, column);
-  });
+  for_each_element(lane,
+                   [&](int n, int i, int h, int column) { weight.at[n][i] *= rows.kept(a.dropout, m, h, column); });
 }
 
 }  // namespace capstan::kernels::cuda::attention

@@ -17,7 +17,7 @@
 namespace capstan::kernels::cuda::attention {
 
 struct StateArguments {
-  float *o, *m, *l;                                      ///< [T, H, E], [T, H], [T, H]
+  float *o, *m, *l;                                       ///< [T, H, E], [T, H], [T, H]
   std::int64_t *carry[gated_sums], *horizon[gated_sums];  ///< [T, H], [query tiles, H], or null
   Counts* counts;                                         ///< of every block, or null: nobody counts
   bool of_z;                                              ///< the columns of z; else those of v, and all the state
@@ -55,13 +55,13 @@ __device__ inline void softmax_weights(Fragment& logit, SoftmaxRows& rows, float
 }
 
 /// The sums' carries and paths of a block, in forward.
-struct ForwardSums {
-  Carry carry[gated_sums];
-  Path path[gated_sums];
+template <int Sums> struct ForwardSums {
+  Carry carry[Sums];
+  Path path[Sums];
 
   __device__ void read(const Arguments& a, const StateArguments& s, const QueryTile& t, const Lane& lane) {
 #pragma unroll
-    for (int w = 0; w < gated_sums; ++w)
+    for (int w = 0; w < Sums; ++w)
       for (int h = 0; h < half_rows; ++h)
         if (a.sum[w].gates != Gates::none) carry[w].sum[h] = s.carry[w][a.at(t.row(lane, h), t.head)];
   }
@@ -69,7 +69,7 @@ struct ForwardSums {
   __device__ unsigned find(const Arguments& a, const QueryTile& t, const Meeting& m, const Lane& lane) {
     unsigned bits = 0;
 #pragma unroll
-    for (int w = 0; w < gated_sums; ++w) {
+    for (int w = 0; w < Sums; ++w) {
       const GatedArguments& g = a.sum[w];
       if (g.gates == Gates::none) continue;
       unsigned mine = find_path(path[w], a, g, m, t, lane);
@@ -148,13 +148,13 @@ __device__ inline void load_keys(ForwardShared<Products>& shared, const Argument
 }
 
 /// The biases of all terms; horizon and carries go on.
-template <class Products>
-__device__ inline void add_terms(Fragment& logit, ForwardSums& sums, ForwardShared<Products>& shared, Counts& counts,
-                                 const Arguments& a, const StateArguments& s, const QueryTile& t, const Meeting& m,
-                                 unsigned votes, const Lane& lane) {
+template <class Products, Terms terms>
+__device__ inline void add_terms(Fragment& logit, ForwardSums<sums_of<terms>>& sums, ForwardShared<Products>& shared,
+                                 Counts& counts, const Arguments& a, const StateArguments& s, const QueryTile& t,
+                                 const Meeting& m, unsigned votes, const Lane& lane) {
   bool all_flat = a.gated;
 #pragma unroll
-  for (int w = 0; w < gated_sums; ++w) {
+  for (int w = 0; w < sums_of<terms>; ++w) {
     const GatedArguments& g = a.sum[w];
     if (g.gates == Gates::none) continue;
     Path& path = sums.path[w];
@@ -162,18 +162,19 @@ __device__ inline void add_terms(Fragment& logit, ForwardSums& sums, ForwardShar
     all_flat = all_flat && path.flat;
     Gated gated;
     const bool first = w == 0 || a.sum[0].gates == Gates::none;
-    add_gated<Products, Walk::forward>(logit, gated, sums.carry[w], first, w == 0 ? &counts : nullptr, shared.common,
-                                       shared.q, shared.k, a, g, t, m, path, lane);
+    add_gated<Products, terms, Walk::forward>(logit, gated, sums.carry[w], first,
+                                              w == 0 && s.counts ? &counts : nullptr, shared.common, shared.q, shared.k,
+                                              a, g, t, m, path, lane);
     if (path.summed && !s.of_z && threadIdx.x == 0)  // the farthest tile so far
       s.horizon[w][a.at(t.begin / a.tile, t.head)] = m.first;
   }
   counts.saturated_tiles += all_flat;
-  if (a.terms.any) add_order_free(logit, shared.common.work, a, OrderFreeRows(a, t, lane), m, t.head, lane);
+  if constexpr (terms == Terms::all)
+    if (a.terms.any) add_order_free(logit, shared.common.work, a, OrderFreeRows(a, t, lane), m, t.head, lane);
 }
 
-/// Terms: any but s q·k.
-template <class Products, bool terms>
-__global__ void __launch_bounds__(block_threads)
+template <class Products, Terms terms>
+__global__ void __launch_bounds__(block_threads, 2)
     forward_tiles(const __grid_constant__ Arguments a, const __grid_constant__ StateArguments s) {
   using T = typename Products::Element;
   constexpr int blocks = Products::columns / 8;
@@ -189,8 +190,9 @@ __global__ void __launch_bounds__(block_threads)
     softmax.m[h] = s.m[a.at(t.row(lane, h), t.head)];
     softmax.l[h] = s.l[a.at(t.row(lane, h), t.head)];
   }
-  ForwardSums sums;
-  if (terms) sums.read(a, s, t, lane);
+  constexpr bool gated = terms != Terms::none;
+  ForwardSums<sums_of<terms>> sums;
+  if constexpr (gated) sums.read(a, s, t, lane);
   Counts counts{};
   int turn = 0;
   const std::int64_t first_key = a.key_index[0];
@@ -198,9 +200,9 @@ __global__ void __launch_bounds__(block_threads)
     Meeting m;
     if (!may_meet(m, a, t, tile, first_key, lane)) continue;
     unsigned votes = 0;
-    if (!m.all || (terms && a.gated)) {
+    if (!m.all || (gated && a.gated)) {
       const unsigned mine = (m.allowed[0] | m.allowed[1]) != 0 ? 1 : 0;
-      votes = block_or<5>(shared.common.votes, turn, mine | (terms ? sums.find(a, t, m, lane) << 1 : 0), lane);
+      votes = block_or<5>(shared.common.votes, turn, mine | (gated ? sums.find(a, t, m, lane) << 1 : 0), lane);
       if ((votes & 1) == 0) continue;
     }
     __syncthreads();  // nobody reads the tile before any more
@@ -210,11 +212,11 @@ __global__ void __launch_bounds__(block_threads)
     Fragment logit;
     scaled_scores<Products>(logit, shared.q, shared.k, a.scale, lane);
     counts.tiles += 1;
-    if (terms) add_terms(logit, sums, shared, counts, a, s, t, m, votes >> 1, lane);
+    if constexpr (gated) add_terms<Products, terms>(logit, sums, shared, counts, a, s, t, m, votes >> 1, lane);
     apply_mask(logit, m, lane);
     float shrink[half_rows];
     softmax_weights(logit, softmax, shrink);
-    if (terms && a.dropout.on) drop_weights(logit, a, t, m, lane);
+    if (terms == Terms::all && a.dropout.on) drop_weights(logit, a, t, m, lane);
     shrink_rows(o, shrink);
     ptx::copy_async_wait<0>();
     __syncthreads();
@@ -230,7 +232,7 @@ __global__ void __launch_bounds__(block_threads)
     s.m[at] = softmax.m[h];
     s.l[at] = softmax.l[h];
 #pragma unroll
-    for (int w = 0; terms && w < gated_sums; ++w)
+    for (int w = 0; gated && w < sums_of<terms>; ++w)
       if (a.sum[w].gates != Gates::none) s.carry[w][at] = sums.carry[w].sum[h];
   }
   if (s.counts != nullptr) write_counts(s.counts, shared.common, counts, lane);

@@ -125,8 +125,7 @@ struct Votes {
 template <int Bits> __device__ inline unsigned block_or(Votes& votes, int& turn, unsigned mine, const Lane& lane) {
   unsigned of_warp = 0;
 #pragma unroll
-  for (int bit = 0; bit < Bits; ++bit)
-    of_warp |= __any_sync(all_lanes, (mine >> bit & 1) != 0) ? 1u << bit : 0u;
+  for (int bit = 0; bit < Bits; ++bit) of_warp |= __any_sync(all_lanes, (mine >> bit & 1) != 0) ? 1u << bit : 0u;
   unsigned(&set)[block_threads / warp_lanes] = votes.of_warp[turn & 1];
   ++turn;
   if (lane.lane == 0) set[lane.warp] = of_warp;

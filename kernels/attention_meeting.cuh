@@ -104,7 +104,8 @@ __device__ inline void find_gates(Words& has, const Arguments& a, const GatedArg
   for (int h = 0; h < half_rows; ++h) {
     has[h] = m.allowed[h];
     if (g.block == 0) continue;
-    const std::int64_t border = (t.index(a, lane, h) / g.block - g.window + 1) * g.block;  // first key of the row's window
+    const std::int64_t border =
+        (t.index(a, lane, h) / g.block - g.window + 1) * g.block;  // first key of the row's window
     const std::uint64_t before = low_bits(border - m.first);
     has[h] &= g.gates == Gates::block_ends ? ends & before : ~before;
   }

@@ -52,8 +52,7 @@ __device__ inline Rows<T> rows_of(const void* matrix, std::int64_t begin, int co
 }
 
 /// Begins to copy rows; zeros where there are none. Every row begins at a multiple of 16 bytes.
-template <int Columns, int Stride, class T>
-__device__ inline void copy_rows(T (*tile)[Stride], const Rows<T>& rows) {
+template <int Columns, int Stride, class T> __device__ inline void copy_rows(T (*tile)[Stride], const Rows<T>& rows) {
   constexpr int pack = widest<T>, packs = Columns / pack;
   for (int at = static_cast<int>(threadIdx.x); at < tile_size * packs; at += block_threads) {
     const int row = at / packs, column = at % packs * pack;
@@ -77,8 +76,10 @@ __device__ inline void fma_scores(Fragment& s, const float (*a)[A], const float 
       for (int c = 0; c < 2; ++c) {
         const float4 key = *reinterpret_cast<const float4*>(&b[lane.column(n, c)][d]);
         float &up = s.at[n][c], &low = s.at[n][2 + c];
-        up = __fmaf_rn(upper.w, key.w, __fmaf_rn(upper.z, key.z, __fmaf_rn(upper.y, key.y, __fmaf_rn(upper.x, key.x, up))));
-        low = __fmaf_rn(lower.w, key.w, __fmaf_rn(lower.z, key.z, __fmaf_rn(lower.y, key.y, __fmaf_rn(lower.x, key.x, low))));
+        up = __fmaf_rn(upper.w, key.w,
+                       __fmaf_rn(upper.z, key.z, __fmaf_rn(upper.y, key.y, __fmaf_rn(upper.x, key.x, up))));
+        low = __fmaf_rn(lower.w, key.w,
+                        __fmaf_rn(lower.z, key.z, __fmaf_rn(lower.y, key.y, __fmaf_rn(lower.x, key.x, low))));
       }
   }
 }

@@ -20,6 +20,18 @@ struct Counts {
   std::int64_t gates, tiles, saturated_tiles;
 };
 
+/// What a kernel is made for beside s q·k: `gates` are gated sums of q's and k's own scores, one of them (CoPE); `all` is everything. A
+/// kernel that has more in it than a call wants needs more registers.
+enum class Terms : std::uint8_t { none, gates, all };
+
+inline Terms terms_of(const Arguments& a) {
+  if (!a.gated && !a.terms.any && !a.dropout.on) return Terms::none;
+  const bool one = a.sum[1].gates == Gates::none && !a.sum[0].separate;
+  return one && !a.terms.any && !a.dropout.on ? Terms::gates : Terms::all;
+}
+/// Gated sums that a kernel with gates knows.
+template <Terms terms> constexpr int sums_of = terms == Terms::all ? gated_sums : 1;
+
 /// What a block holds beside its tiles.
 struct Common {
   Work work;
@@ -144,12 +156,14 @@ __device__ inline void scaled_scores(Fragment& s, const typename Products::Tile&
 
 /// Gate logits → gates. Gates of q and k take the scores: of the first sum `logit`, which holds nothing else yet; a second sum has
 /// them computed again, which spares registers where there is none.
-template <class Products>
+template <class Products, Terms terms>
 __device__ inline void find_gated(Fragment& gate, const Fragment& logit, bool first, Common& common,
                                   const typename Products::Tile& q, const typename Products::Tile& k,
                                   const Arguments& a, const GatedArguments& g, const QueryTile& t, const Meeting& m,
                                   const Path& path, const Lane& lane) {
-  if (g.separate) {
+  if constexpr (terms == Terms::gates) {
+    find_gate_values(gate, logit, path.has, g.floor, lane);
+  } else if (g.separate) {
     gate_scores<typename Products::Element>(gate, common.work, a, g, t, m, lane);
     find_gate_values(gate, gate, path.has, g.floor, lane);
   } else if (first) {
@@ -162,7 +176,7 @@ __device__ inline void find_gated(Fragment& gate, const Fragment& logit, bool fi
 
 /// Logits of one gated sum: logit += its bias. `first`: logit are scores s q·k. The carry goes on by the tile's gates, exactly: on
 /// entry of the tile it is what comes in (forward), or that less what the tile adds (backward), or carry.value (given).
-template <class Products, Walk walk>
+template <class Products, Terms terms, Walk walk>
 __device__ inline void add_gated(Fragment& logit, Gated& gated, Carry& carry, bool first, Counts* counts,
                                  Common& common, const typename Products::Tile& q, const typename Products::Tile& k,
                                  const Arguments& a, const GatedArguments& g, const QueryTile& t, const Meeting& m,
@@ -172,7 +186,7 @@ __device__ inline void add_gated(Fragment& logit, Gated& gated, Carry& carry, bo
     if (walk != Walk::given) carry.find_value(g);
     return add_row_bias(logit, carry.value, table.at, lane);
   }
-  find_gated<Products>(gated.gate, logit, first, common, q, k, a, g, t, m, path, lane);
+  find_gated<Products, terms>(gated.gate, logit, first, common, q, k, a, g, t, m, path, lane);
   if (counts != nullptr) count_gates(*counts, gated.gate, path.has, lane);
   std::int64_t added[half_rows] = {};
   if (walk != Walk::given && path.summed)

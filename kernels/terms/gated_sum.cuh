@@ -68,9 +68,8 @@ __device__ inline void find_places(Fragment& place, const float (&carry)[half_ro
 
 /// logit += interp(table, place). tables: of the thread's rows.
 __device__ inline void add_bias(Fragment& logit, const Fragment& place, const float* const (&table)[half_rows]) {
-  for_each_gathered([&](int n, int i, int h) {
-    logit.at[n][i] = __fadd_rn(logit.at[n][i], Place(place.at[n][i]).value(table[h]));
-  });
+  for_each_gathered(
+      [&](int n, int i, int h) { logit.at[n][i] = __fadd_rn(logit.at[n][i], Place(place.at[n][i]).value(table[h])); });
 }
 
 /// The same where a row has one place.
@@ -86,9 +85,8 @@ __device__ inline void add_row_bias(Fragment& logit, const float (&place)[half_r
 __device__ inline void positions_backward(Fragment& d_u, float (&gate_grad)[half_rows], const Fragment& d_logit,
                                           const Fragment& gate, const Fragment& place, const Words& has, float floor,
                                           const float* const (&table)[half_rows], const Lane& lane) {
-  for_each_gathered([&](int n, int i, int h) {
-    d_u.at[n][i] = d_logit.at[n][i] * Place(place.at[n][i]).slope(table[h]);
-  });
+  for_each_gathered(
+      [&](int n, int i, int h) { d_u.at[n][i] = d_logit.at[n][i] * Place(place.at[n][i]).slope(table[h]); });
   sums_from_first(d_u, gate_grad, lane);
   const float rise = 1 / (1 - floor);
   for_each_element(lane, [&](int n, int i, int h, int column) {

@@ -90,8 +90,7 @@ __host__ __device__ inline std::int64_t fire_sums(std::int64_t width) { return 3
 
 /// One weight: x and d are of the thread's pairs; dx adds to.
 __device__ inline void fire_unit_backward(float* sums, Fragment& dx, const Fragment& x, const Fragment& d,
-                                          const OrderFreeArguments& terms, std::int64_t head, int r,
-                                          const Lane& lane) {
+                                          const OrderFreeArguments& terms, std::int64_t head, int r, const Lane& lane) {
   const float in = terms.fire_in[r], bias = terms.fire_in_bias[r], out = terms.fire_out[head * terms.fire_width + r];
   float d_out = 0, d_in = 0, d_bias = 0;
   for_each_element(lane, [&](int n, int i, int, int) {
@@ -198,9 +197,9 @@ __device__ inline void distance_places(Fragment& place, const Arguments& a, cons
 
 /// The rows' part: d_offset of the thread's rows adds up; tables and shared weights.
 __device__ inline void order_free_rows_backward(OrderFreeBins& bins, float (&d_offset)[half_rows], Work& work,
-                                                const Fragment& d_logit, const Arguments& a,
-                                                const BackwardArguments& b, const QueryTile& t, const Meeting& m,
-                                                const OrderFreeRows& rows, const Lane& lane) {
+                                                const Fragment& d_logit, const Arguments& a, const BackwardArguments& b,
+                                                const QueryTile& t, const Meeting& m, const OrderFreeRows& rows,
+                                                const Lane& lane) {
   const bool mine = walks(lane) && t.has(walked_row(lane));
   const std::int64_t at = a.at(t.begin + walked_row(lane), t.head);
   Fragment place, d_delta;

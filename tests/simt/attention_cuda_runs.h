@@ -32,8 +32,13 @@ class OnDevice {
     return {(*this)(x.q), (*this)(x.index), (*this)(x.position), (*this)(x.document), x.terms.map(std::ref(*this))};
   }
   kernels::KeyChunk operator()(const kernels::KeyChunk& x) {
-    return {(*this)(x.k),        (*this)(x.v),        (*this)(x.z),           (*this)(x.index),
-            (*this)(x.position), (*this)(x.document), x.terms.map(std::ref(*this))};
+    return {(*this)(x.k),
+            (*this)(x.v),
+            (*this)(x.z),
+            (*this)(x.index),
+            (*this)(x.position),
+            (*this)(x.document),
+            x.terms.map(std::ref(*this))};
   }
   kernels::SharedTerms operator()(const kernels::SharedTerms& x) {
     return {(*this)(x.slope),
@@ -89,11 +94,9 @@ inline const TileKernels on_gpu{
       there.rows = out.rows.map(std::ref(device));
       there.keys = out.keys.map(std::ref(device));
       there.shared = device(out.shared);
-      kernels::cuda::attention_backward(there, {device(state.carry), device(state.gate_grad)}, device(queries),
-                                        device(keys), device(d_o),
-                                        {device(saved.lse), device(saved.delta), device(saved.carry),
-                                         device(saved.horizon)},
-                                        device(settings));
+      kernels::cuda::attention_backward(
+          there, {device(state.carry), device(state.gate_grad)}, device(queries), device(keys), device(d_o),
+          {device(saved.lse), device(saved.delta), device(saved.carry), device(saved.horizon)}, device(settings));
       device.download();
     }};
 
