@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(block_threads)
     }
     if (terms && b.d_key_offset != nullptr) add_key_offsets(shared, a, b, m, head);
   }
-  ptx::copy_async_wait<0>();
+  wait_for_copies();
   const bool scaled = b.job == Job::dk || b.job == Job::gate;
   // Gates without a gate_k of their own are made of k, and so is their gradient.
   add_to_keys(b.target, sum, scaled ? a.scale : 1.0f, b.job == Job::gate, a, a.sum[b.which], m, group, lane);

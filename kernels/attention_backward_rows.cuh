@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(block_threads)
       Products::multiply(sum, d, shared.k, shared.common.work, lane);
     }
   }
-  ptx::copy_async_wait<0>();
+  wait_for_copies();
   add_to_rows(b.target, sum, a, t, lane);
   if (!terms || b.job != Job::dq) return;
   write_state(sums, a, b, t, lane);

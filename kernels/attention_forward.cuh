@@ -33,6 +33,16 @@ struct SoftmaxRows {
   float m[half_rows], l[half_rows];
 };
 
+__device__ inline void write_softmax(const StateArguments& s, const SoftmaxRows& rows, const Arguments& a,
+                                     const QueryTile& t, const Lane& lane) {
+#pragma unroll
+  for (int h = 0; h < half_rows; ++h) {
+    if (lane.q != 0 || !t.has(lane.row(h))) continue;
+    s.m[a.at(t.row(lane, h), t.head)] = rows.m[h];
+    s.l[a.at(t.row(lane, h), t.head)] = rows.l[h];
+  }
+}
+
 /// logit → P; m and l brought up to date; shrink = e^{m - m'}.
 __device__ inline void softmax_weights(Fragment& logit, SoftmaxRows& rows, float (&shrink)[half_rows]) {
 #pragma unroll
@@ -64,6 +74,14 @@ template <int Sums> struct ForwardSums {
     for (int w = 0; w < Sums; ++w)
       for (int h = 0; h < half_rows; ++h)
         if (a.sum[w].gates != Gates::none) carry[w].sum[h] = s.carry[w][a.at(t.row(lane, h), t.head)];
+  }
+  __device__ void write(const Arguments& a, const StateArguments& s, const QueryTile& t, const Lane& lane) const {
+#pragma unroll
+    for (int w = 0; w < Sums; ++w)
+#pragma unroll
+      for (int h = 0; h < half_rows; ++h)
+        if (a.sum[w].gates != Gates::none && lane.q == 0 && t.has(lane.row(h)))
+          s.carry[w][a.at(t.row(lane, h), t.head)] = carry[w].sum[h];
   }
   /// Bits for block_or: two per sum, as find_path says.
   __device__ unsigned find(const Arguments& a, const QueryTile& t, const Meeting& m, const Lane& lane) {
@@ -195,6 +213,7 @@ __global__ void __launch_bounds__(block_threads, 2)
   if constexpr (gated) sums.read(a, s, t, lane);
   Counts counts{};
   int turn = 0;
+  bool met = false;  // rows that see no key are left as they are
   const std::int64_t first_key = a.key_index[0];
   for (std::int64_t tile = a.key_tiles() - 1; tile >= 0; --tile) {
     Meeting m;
@@ -205,6 +224,7 @@ __global__ void __launch_bounds__(block_threads, 2)
       votes = block_or<5>(shared.common.votes, turn, mine | (gated ? sums.find(a, t, m, lane) << 1 : 0), lane);
       if ((votes & 1) == 0) continue;
     }
+    met = true;
     __syncthreads();  // nobody reads the tile before any more
     load_keys(shared, a, t, m, s.of_z);
     ptx::copy_async_wait<1>();
@@ -222,19 +242,14 @@ __global__ void __launch_bounds__(block_threads, 2)
     __syncthreads();
     Products::multiply(o, logit, shared.u, shared.common.work, lane);
   }
-  ptx::copy_async_wait<0>();
-  write_rows(s.o, o, a, t, a.columns(), from, lane);
-  if (s.of_z) return;
-#pragma unroll
-  for (int h = 0; h < half_rows; ++h) {
-    if (lane.q != 0 || !t.has(lane.row(h))) continue;
-    const std::int64_t at = a.at(t.row(lane, h), t.head);
-    s.m[at] = softmax.m[h];
-    s.l[at] = softmax.l[h];
-#pragma unroll
-    for (int w = 0; gated && w < sums_of<terms>; ++w)
-      if (a.sum[w].gates != Gates::none) s.carry[w][at] = sums.carry[w].sum[h];
+  wait_for_copies();
+  if (met) {
+    write_rows(s.o, o, a, t, a.columns(), from, lane);
+    if (!s.of_z) write_softmax(s, softmax, a, t, lane);
+    if constexpr (gated)
+      if (!s.of_z) sums.write(a, s, t, lane);
   }
+  if (s.of_z) return;
   if (s.counts != nullptr) write_counts(s.counts, shared.common, counts, lane);
 }
 
@@ -276,7 +291,7 @@ __global__ void __launch_bounds__(block_threads)
     find_gate_values(gate, scores, path.has, g.floor, lane);
     for (int h = 0; h < half_rows; ++h) sum[h] += fixed_sum(gate, h);
   }
-  ptx::copy_async_wait<0>();
+  wait_for_copies();
   for (int h = 0; h < half_rows; ++h)
     if (lane.q == 0 && t.has(lane.row(h))) total[a.at(t.row(lane, h), t.head)] = sum[h];
 }

@@ -61,6 +61,12 @@ template <int Columns, int Stride, class T> __device__ inline void copy_rows(T (
   }
 }
 
+/// Before a kernel ends: also of copies that nobody came to use.
+__device__ inline void wait_for_copies() {
+  ptx::copy_async_commit();
+  ptx::copy_async_wait<0>();
+}
+
 // ---- f32 ------------------------------------------------------------------------------------------------------------
 
 /// s[i][j] += Σ_d a[i][d] b[j][d] over Columns entries, in their order.

@@ -15,12 +15,12 @@
 
 namespace capstan::tests {
 
-/// Arrays of one call. Views of the same memory become one array, as gradients may share theirs.
+/// Arrays of one call. Views of the same elements become one array, as gradients may share theirs.
 class OnDevice {
  public:
   kernels::View operator()(const kernels::View& host) {
     if (!host) return {};
-    const auto [place, made] = at_.try_emplace(host.data(), nullptr);
+    const auto [place, made] = at_.try_emplace({host.data(), host.bytes()}, nullptr);
     if (made) place->second = &arrays_.emplace_back(host);
     return kernels::View(place->second->bytes.data(), host.type(), host.device(), host.shape());
   }
@@ -70,7 +70,7 @@ class OnDevice {
     }
   };
   std::list<Array> arrays_;
-  std::map<void*, Array*> at_;
+  std::map<std::pair<void*, std::int64_t>, Array*> at_;
 };
 
 inline const TileKernels on_gpu{
