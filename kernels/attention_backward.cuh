@@ -53,6 +53,7 @@ template <class Products> struct BackwardShared {
 struct SavedRows {
   float lse[half_rows], delta[half_rows];
   __device__ SavedRows(const Arguments& a, const BackwardArguments& b, const QueryTile& t, const Lane& lane) {
+#pragma unroll
     for (int h = 0; h < half_rows; ++h) {
       lse[h] = b.lse[a.at(t.row(lane, h), t.head)];
       delta[h] = b.delta[a.at(t.row(lane, h), t.head)];
@@ -68,12 +69,14 @@ struct BackwardSums {
   std::int64_t horizon[gated_sums] = {-1, -1};
 
   __device__ BackwardSums(const Arguments& a, const BackwardArguments& b, const QueryTile& t) {
+#pragma unroll
     for (int w = 0; w < gated_sums; ++w)
       if (a.sum[w].gates != Gates::none) horizon[w] = b.horizon[w][a.at(t.begin / a.tile, t.head)];
   }
   /// A bit per sum for block_or: some row has a gate.
   __device__ unsigned find(const Arguments& a, const QueryTile& t, const Meeting& m, const Lane& lane) {
     unsigned bits = 0;
+#pragma unroll
     for (int w = 0; w < gated_sums; ++w)
       if (a.sum[w].gates != Gates::none) bits |= find_path(path[w], a, a.sum[w], m, t, lane) << w;
     return bits;
@@ -81,6 +84,7 @@ struct BackwardSums {
   /// Whether the tile is not beyond the farthest one whose gates were summed.
   __device__ bool live(int w, const Meeting& m) const { return horizon[w] >= 0 && m.first >= horizon[w]; }
   __device__ void choose(const Arguments& a, const Meeting& m, unsigned votes) {
+#pragma unroll
     for (int w = 0; w < gated_sums; ++w)
       if (a.sum[w].gates != Gates::none) choose_path(path[w], a, a.sum[w], m, (votes >> w & 1) != 0 && live(w, m));
   }
@@ -148,6 +152,7 @@ __device__ inline bool gated_backward(Fragment& d_u, float (&gate_grad)[half_row
     positions_backward(d_u, gate_grad, d_logit, gated.gate, gated.place, path.has, g.floor, table.at, lane);
     return true;
   }
+#pragma unroll
   for (int h = 0; h < half_rows; ++h) gate_grad[h] += row_sum(d_logit, h) * Place(carry.value[h]).slope(table.at[h]);
   return false;
 }

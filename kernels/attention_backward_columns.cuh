@@ -15,7 +15,9 @@ namespace capstan::kernels::cuda::attention {
 /// Carries and X on entry of the tile, of the thread's rows.
 __device__ inline void read_band(BackwardSums& sums, const Arguments& a, const BackwardArguments& b, const QueryTile& t,
                                  const Meeting& m, std::int64_t tile, const Lane& lane) {
+#pragma unroll
   for (int w = 0; w < gated_sums; ++w)
+#pragma unroll
     for (int h = 0; h < half_rows; ++h) {
       const GatedArguments& g = a.sum[w];
       if (g.gates == Gates::none) continue;
@@ -155,8 +157,9 @@ __global__ void __launch_bounds__(block_threads)
   for (int at = static_cast<int>(threadIdx.x); at < block_warps * tile_size; at += block_threads)
     shared.key_sum[at / tile_size][at % tile_size] = 0;
   int turn = 0;
+  const TileRange range = query_tiles_of(a, m);
   for (std::int64_t head = group * of_group; head < (group + 1) * of_group; ++head) {
-    for (std::int64_t query_tile = 0; query_tile < a.query_tiles(); ++query_tile) {
+    for (std::int64_t query_tile = range.first; query_tile < range.end; ++query_tile) {
       const QueryTile t(a, query_tile, head);
       if (!may_meet(m, a, t, tile, first_key, lane)) continue;
       BackwardSums sums(a, b, t);

@@ -42,6 +42,7 @@ __device__ inline void row_terms_backward(RowBins& bins, float (&d_offset)[half_
                                           const BackwardSums& sums, const Arguments& a, const BackwardArguments& b,
                                           const QueryTile& t, const Meeting& m, const OrderFreeRows& order_free,
                                           const Lane& lane) {
+#pragma unroll
   for (int w = 0; w < gated_sums; ++w)
     if (a.sum[w].gates != Gates::none)
       table_backward(bins.table[w], b.d_table[w], common.work, d_logit, gated[w], sums.carry[w], sums.path[w], a.sum[w],
@@ -55,6 +56,7 @@ __device__ inline void flush_bins(RowBins& bins, const Arguments& a, const Backw
                                   const Lane& lane) {
   if (!walks(lane) || !t.has(walked_row(lane))) return;
   const std::int64_t at = a.at(t.begin + walked_row(lane), t.head);
+#pragma unroll
   for (int w = 0; w < gated_sums; ++w)
     if (b.d_table[w] != nullptr) bins.table[w].flush(b.d_table[w] + at * (a.sum[w].last + 1));
   if (b.d_offset_table != nullptr) bins.order_free.offset.flush(b.d_offset_table + at * (a.terms.offset_last + 1));
@@ -64,7 +66,9 @@ __device__ inline void flush_bins(RowBins& bins, const Arguments& a, const Backw
 /// The sums' state of the thread's rows.
 __device__ inline void read_state(BackwardSums& sums, const Arguments& a, const BackwardArguments& b,
                                   const QueryTile& t, const Lane& lane) {
+#pragma unroll
   for (int w = 0; w < gated_sums; ++w)
+#pragma unroll
     for (int h = 0; h < half_rows; ++h) {
       if (a.sum[w].gates == Gates::none) continue;
       sums.carry[w].sum[h] = b.carry[w][a.at(t.row(lane, h), t.head)];
@@ -73,7 +77,9 @@ __device__ inline void read_state(BackwardSums& sums, const Arguments& a, const 
 }
 __device__ inline void write_state(const BackwardSums& sums, const Arguments& a, const BackwardArguments& b,
                                    const QueryTile& t, const Lane& lane) {
+#pragma unroll
   for (int w = 0; w < gated_sums; ++w)
+#pragma unroll
     for (int h = 0; h < half_rows; ++h) {
       if (a.sum[w].gates == Gates::none || lane.q != 0 || !t.has(lane.row(h))) continue;
       b.carry[w][a.at(t.row(lane, h), t.head)] = sums.carry[w].sum[h];
@@ -84,7 +90,9 @@ __device__ inline void write_state(const BackwardSums& sums, const Arguments& a,
 /// After add_terms_again and before X goes on.
 __device__ inline void write_band(const BackwardSums& sums, const Arguments& a, const BackwardArguments& b,
                                   const QueryTile& t, const Meeting& m, std::int64_t tile, const Lane& lane) {
+#pragma unroll
   for (int w = 0; w < gated_sums; ++w)
+#pragma unroll
     for (int h = 0; h < half_rows; ++h) {
       if (a.sum[w].gates == Gates::none || !sums.live(w, m) || lane.q != 0 || !t.has(lane.row(h))) continue;
       b.band[w][((tile - b.first_tile) * a.heads + t.head) * a.rows + t.row(lane, h)] = {sums.carry[w].value[h],
@@ -160,7 +168,8 @@ __global__ void __launch_bounds__(block_threads)
   int turn = 0;
   bool loaded = false;
   const std::int64_t first_key = a.key_index[0];
-  for (std::int64_t tile = b.first_tile; tile < b.end_tile; ++tile) {
+  const TileRange range = key_tiles_of(a, t, first_key);
+  for (std::int64_t tile = max(range.first, b.first_tile); tile < min(range.end, b.end_tile); ++tile) {
     Meeting m;
     if (!may_meet(m, a, t, tile, first_key, lane)) continue;
     if (!m.all || (terms && a.gated)) {
@@ -205,6 +214,7 @@ __global__ void __launch_bounds__(block_threads)
   write_state(sums, a, b, t, lane);
   flush_bins(bins, a, b, t, lane);
   if (b.d_row_offset == nullptr) return;
+#pragma unroll
   for (int h = 0; h < half_rows; ++h)
     if (lane.q == 0 && t.has(lane.row(h))) b.d_row_offset[a.at(t.row(lane, h), t.head)] += d_offset[h];
 }

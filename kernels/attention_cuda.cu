@@ -45,23 +45,24 @@ void forward(const Arguments& a, StateArguments s, const View& q) {
   });
 }
 
-/// total = Σ of the blocks' counters, in their order.
-__global__ void add_counts(Counts* __restrict__ total, const Counts* __restrict__ of_block, std::int64_t blocks) {
+/// total = Σ of the blocks' counters: threads have every 128th block, then all threads' in their order.
+__global__ void __launch_bounds__(block_threads)
+    add_counts(Counts* __restrict__ total, const Counts* __restrict__ of_block, std::int64_t blocks) {
+  Counts(&of_thread)[block_threads] = ptx::shared<Counts[block_threads]>();
   Counts sum{};
-  for (std::int64_t b = 0; b < blocks; ++b) {
-    sum.gate_sum += of_block[b].gate_sum;
-    sum.gates += of_block[b].gates;
-    sum.tiles += of_block[b].tiles;
-    sum.saturated_tiles += of_block[b].saturated_tiles;
-  }
+  for (std::int64_t b = threadIdx.x; b < blocks; b += block_threads) sum += of_block[b];
+  of_thread[threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int thread = 1; thread < block_threads; ++thread) sum += of_thread[thread];
   *total = sum;
 }
 
 }  // namespace
 }  // namespace attention
 
-void attention_forward(const AttentionState& state, const QueryChunk& queries, const KeyChunk& keys,
-                       const AttentionSettings& settings) {
+void attention_forward_uncounted(const AttentionState& state, const QueryChunk& queries, const KeyChunk& keys,
+                                 const AttentionSettings& settings) {
   attention::check_call(queries, keys);
   const attention::Arguments a = attention::arguments_of(queries, keys, settings);
   if (a.rows == 0 || a.keys == 0) return;
@@ -79,7 +80,8 @@ void attention_forward(const AttentionState& state, const QueryChunk& queries, c
   Counts* const total = memory.of<Counts>(1 + blocks);
   const cudaStream_t stream = stream_of_thread();
   attention::forward(a, attention::state_arguments(state, total + 1), queries.q);
-  launch<void>(attention::add_counts, dim3(1), dim3(1), stream, total, total + 1, blocks);
+  launch<Counts[attention::block_threads]>(attention::add_counts, dim3(1), dim3(attention::block_threads), stream,
+                                           total, total + 1, blocks);
   Counts counts;
   check_cuda(cudaMemcpyAsync(&counts, total, sizeof counts, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
   check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");

@@ -6,11 +6,11 @@
 
 namespace capstan::kernels::cuda {
 
-/// Without statistics nothing is waited for.
-void attention_forward(const AttentionState&, const QueryChunk&, const KeyChunk&, const AttentionSettings&);
-/// Statistics are read back at the end: the call then waits for its stream.
+/// Statistics are read back at the end, 32 bytes: the call waits for its stream.
 void attention_forward(const AttentionState&, const QueryChunk&, const KeyChunk&, const AttentionSettings&,
                        AttentionStats&);
+/// The same for callers that want no statistics: nothing is counted, nothing is waited for.
+void attention_forward_uncounted(const AttentionState&, const QueryChunk&, const KeyChunk&, const AttentionSettings&);
 void attention_backward(const AttentionGradients&, const AttentionBackwardState&, const QueryChunk&, const KeyChunk&,
                         const View& d_o, const AttentionSaved&, const AttentionSettings&);
 void attention_gate_sum(const View& sum, int which, const QueryChunk&, const KeyChunk&, const AttentionSettings&);

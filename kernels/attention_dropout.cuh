@@ -27,6 +27,7 @@ struct DropoutRows {
     const auto low = static_cast<std::uint32_t>(dropout.seed), high = static_cast<std::uint32_t>(dropout.seed >> 32);
     const auto head = static_cast<std::uint32_t>(dropout.first_head + t.head);
     const std::uint32_t of_head = mix_bits(mix_bits(mix_bits(low + 0x9e3779b9u) ^ high) ^ (head * 0x85ebca6bu + 1));
+#pragma unroll
     for (int h = 0; h < half_rows; ++h) {
       const auto index = static_cast<std::uint64_t>(t.index(a, lane, h));
       row[h] = mix_bits(

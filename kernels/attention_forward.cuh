@@ -72,6 +72,7 @@ template <int Sums> struct ForwardSums {
   __device__ void read(const Arguments& a, const StateArguments& s, const QueryTile& t, const Lane& lane) {
 #pragma unroll
     for (int w = 0; w < Sums; ++w)
+#pragma unroll
       for (int h = 0; h < half_rows; ++h)
         if (a.sum[w].gates != Gates::none) carry[w].sum[h] = s.carry[w][a.at(t.row(lane, h), t.head)];
   }
@@ -91,6 +92,7 @@ template <int Sums> struct ForwardSums {
       const GatedArguments& g = a.sum[w];
       if (g.gates == Gates::none) continue;
       unsigned mine = find_path(path[w], a, g, m, t, lane);
+#pragma unroll
       for (int h = 0; h < half_rows; ++h)
         if (m.allowed[h] != 0 && !saturated(carry[w].sum[h], g.last)) mine |= 2;
       bits |= mine << (2 * w);
@@ -204,6 +206,7 @@ __global__ void __launch_bounds__(block_threads, 2)
   float o[blocks][4];
   read_rows(o, s.o, a, t, a.columns(), from, lane);
   SoftmaxRows softmax;
+#pragma unroll
   for (int h = 0; h < half_rows; ++h) {
     softmax.m[h] = s.m[a.at(t.row(lane, h), t.head)];
     softmax.l[h] = s.l[a.at(t.row(lane, h), t.head)];
@@ -215,7 +218,8 @@ __global__ void __launch_bounds__(block_threads, 2)
   int turn = 0;
   bool met = false;  // rows that see no key are left as they are
   const std::int64_t first_key = a.key_index[0];
-  for (std::int64_t tile = a.key_tiles() - 1; tile >= 0; --tile) {
+  const TileRange range = key_tiles_of(a, t, first_key);
+  for (std::int64_t tile = range.end - 1; tile >= range.first; --tile) {
     Meeting m;
     if (!may_meet(m, a, t, tile, first_key, lane)) continue;
     unsigned votes = 0;
@@ -272,9 +276,11 @@ __global__ void __launch_bounds__(block_threads)
   Products::load(shared.q, rows_of<T>(a.q, t.begin, t.rows, a.heads, t.head, a.depth, 0, a.depth));
   std::int64_t sum[half_rows] = {};
   int turn = 0;
-  for (std::int64_t tile = a.key_tiles() - 1; tile >= 0; --tile) {
+  const std::int64_t first_key = a.key_index[0];
+  const TileRange range = key_tiles_of(a, t, first_key);
+  for (std::int64_t tile = range.end - 1; tile >= range.first; --tile) {
     Meeting m;
-    if (!may_meet(m, a, t, tile, a.key_index[0], lane)) continue;
+    if (!may_meet(m, a, t, tile, first_key, lane)) continue;
     Path path;
     if (block_or<1>(shared.common.votes, turn, find_path(path, a, g, m, t, lane), lane) == 0) continue;
     Fragment scores, gate;
@@ -289,9 +295,11 @@ __global__ void __launch_bounds__(block_threads)
       __syncthreads();
     }
     find_gate_values(gate, scores, path.has, g.floor, lane);
+#pragma unroll
     for (int h = 0; h < half_rows; ++h) sum[h] += fixed_sum(gate, h);
   }
   wait_for_copies();
+#pragma unroll
   for (int h = 0; h < half_rows; ++h)
     if (lane.q == 0 && t.has(lane.row(h))) total[a.at(t.row(lane, h), t.head)] = sum[h];
 }

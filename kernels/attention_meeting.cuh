@@ -79,6 +79,7 @@ __device__ inline bool may_meet(Meeting& m, const Arguments& a, const QueryTile&
   const std::int64_t first_document = a.key_document[m.begin];
   const bool one_document = t.first_document == t.last_document && first_document == last_document;
   m.all = past && one_document && m.keys == tile_size && t.rows == tile_size;
+#pragma unroll
   for (int h = 0; h < half_rows; ++h) {
     m.allowed[h] = ~std::uint64_t(0);
     if (m.all) continue;
@@ -86,6 +87,45 @@ __device__ inline bool may_meet(Meeting& m, const Arguments& a, const QueryTile&
     m.allowed[h] = t.has(lane.row(h)) ? same & low_bits(t.index(a, lane, h) - m.first + 1) : 0;
   }
   return true;
+}
+
+// ---- which tiles can meet -------------------------------------------------------------------------------------------
+//
+// Found by searches of a few steps, so that no block walks past thousands of tiles that it has nothing to do with. may_meet
+// decides on each tile in the range.
+
+struct TileRange {
+  std::int64_t first, end;
+};
+
+/// The lowest n in [first, end] that is `end` or for which f(n); f, once true, stays true.
+template <class F> __device__ inline std::int64_t lowest(std::int64_t first, std::int64_t end, F&& f) {
+  while (first < end) {
+    const std::int64_t middle = (first + end) / 2;
+    if (f(middle)) end = middle;
+    else first = middle + 1;
+  }
+  return first;
+}
+
+/// Key tiles of the chunk for a query tile: up to its last row, and from where its first row's document begins.
+__device__ inline TileRange key_tiles_of(const Arguments& a, const QueryTile& t, std::int64_t first_key) {
+  if (t.last_index < first_key) return {0, 0};
+  const std::int64_t end = min(a.key_tiles(), (t.last_index - first_key) / a.tile + 1),
+                     past = min(a.keys, max(std::int64_t(0), t.first_index - first_key)) / a.tile;
+  return {lowest(0, past, [&](std::int64_t n) { return a.key_document[(n + 1) * a.tile - 1] == t.first_document; }),
+          end};
+}
+
+/// Query tiles for a key tile (`begin`, `keys` and `first` of m count): from the first that reaches it, until those that lie
+/// behind it have left its last document.
+__device__ inline TileRange query_tiles_of(const Arguments& a, const Meeting& m) {
+  const std::int64_t tiles = a.query_tiles(), document = a.key_document[m.begin + m.keys - 1];
+  const std::int64_t first =
+      lowest(0, tiles, [&](std::int64_t n) { return a.query_index[min((n + 1) * a.tile, a.rows) - 1] >= m.first; });
+  const std::int64_t behind =
+      lowest(first, tiles, [&](std::int64_t n) { return a.query_index[n * a.tile] > m.last(); });
+  return {first, lowest(behind, tiles, [&](std::int64_t n) { return a.query_document[n * a.tile] != document; })};
 }
 
 // ---- gates ----------------------------------------------------------------------------------------------------------
@@ -101,6 +141,7 @@ __device__ inline std::uint64_t block_ends(const GatedArguments& g, const Meetin
 __device__ inline void find_gates(Words& has, const Arguments& a, const GatedArguments& g, const Meeting& m,
                                   const QueryTile& t, const Lane& lane) {
   const std::uint64_t ends = g.gates == Gates::block_ends ? block_ends(g, m) : 0;
+#pragma unroll
   for (int h = 0; h < half_rows; ++h) {
     has[h] = m.allowed[h];
     if (g.block == 0) continue;

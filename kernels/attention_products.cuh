@@ -69,24 +69,28 @@ __device__ inline void wait_for_copies() {
 
 // ---- f32 ------------------------------------------------------------------------------------------------------------
 
-/// s[i][j] += Σ_d a[i][d] b[j][d] over Columns entries, in their order.
-template <int Columns, int A, int B>
+/// sum += a·b, in the order of the entries.
+__device__ inline void add_products(float& sum, const float4& a, const float4& b) {
+  sum = __fmaf_rn(a.w, b.w, __fmaf_rn(a.z, b.z, __fmaf_rn(a.y, b.y, __fmaf_rn(a.x, b.x, sum))));
+}
+
+/// s[i][j] += Σ_d a[i][d] b[j][d] over Columns entries, in their order. Sparing: barriers keep few of b's entries in registers.
+template <int Columns, bool sparing, int A, int B>
 __device__ inline void fma_scores(Fragment& s, const float (*a)[A], const float (*b)[B], const Lane& lane) {
 #pragma unroll 1
   for (int d = 0; d < Columns; d += 4) {
     const float4 upper = *reinterpret_cast<const float4*>(&a[lane.row(0)][d]),
                  lower = *reinterpret_cast<const float4*>(&a[lane.row(1)][d]);
 #pragma unroll
-    for (int n = 0; n < column_blocks; ++n)
+    for (int n = 0; n < column_blocks; ++n) {
+      if (sparing) __syncwarp();
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         const float4 key = *reinterpret_cast<const float4*>(&b[lane.column(n, c)][d]);
-        float &up = s.at[n][c], &low = s.at[n][2 + c];
-        up = __fmaf_rn(upper.w, key.w,
-                       __fmaf_rn(upper.z, key.z, __fmaf_rn(upper.y, key.y, __fmaf_rn(upper.x, key.x, up))));
-        low = __fmaf_rn(lower.w, key.w,
-                        __fmaf_rn(lower.z, key.z, __fmaf_rn(lower.y, key.y, __fmaf_rn(lower.x, key.x, low))));
+        add_products(s.at[n][c], upper, key);
+        add_products(s.at[n][2 + c], lower, key);
       }
+    }
   }
 }
 
@@ -132,7 +136,7 @@ template <int Columns> struct F32Products {
   __device__ static void load_wide(Tile& tile, const Rows<float>& rows) { load(tile, rows); }
 
   __device__ static void scores(Fragment& s, const Tile& a, const Tile& b, const Lane& lane) {
-    fma_scores<Columns>(s, a.at, b.at, lane);
+    fma_scores<Columns, false>(s, a.at, b.at, lane);
   }
   __device__ static void multiply(float (&sum)[Columns / 8][4], const Fragment& x, const Tile& y, Work& work,
                                   const Lane& lane) {
@@ -173,7 +177,7 @@ template <int Columns> struct Bf16Products {
 
   __device__ static void scores(Fragment& s, const Tile& a, const Tile& b, const Lane& lane) {
     const int matrix = lane.lane / 8, row = lane.lane % 8;
-#pragma unroll
+#pragma unroll 1  // unrolled, the addresses of all rows would be kept in registers
     for (int d = 0; d < Columns; d += 16) {
       std::uint32_t of_a[4];
       ptx::ldmatrix_x4(of_a, &a.at[warp_rows * lane.warp + matrix % 2 * 8 + row][d + matrix / 2 * 8]);

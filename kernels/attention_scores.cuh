@@ -18,6 +18,12 @@ namespace capstan::kernels::cuda::attention {
 struct Counts {
   double gate_sum;
   std::int64_t gates, tiles, saturated_tiles;
+  __device__ void operator+=(const Counts& x) {
+    gate_sum += x.gate_sum;
+    gates += x.gates;
+    tiles += x.tiles;
+    saturated_tiles += x.saturated_tiles;
+  }
 };
 
 /// What a kernel is made for beside s q·k: `gates` are gated sums of q's and k's own scores, one of them (CoPE); `all` is everything. A
@@ -53,6 +59,7 @@ template <class T> __device__ inline float gate_element(const void* matrix, bool
 template <class T, int Stride>
 __device__ inline void load_gate_queries(float (*chunk)[Stride], const Arguments& a, const GatedArguments& g,
                                          const QueryTile& t, int from) {
+#pragma unroll 2  // more would take registers from all else
   for (int at = static_cast<int>(threadIdx.x); at < tile_size * chunk_columns; at += block_threads) {
     const int row = at / chunk_columns, column = at % chunk_columns;
     const bool valid = row < t.rows && from + column < a.depth;
@@ -66,6 +73,7 @@ template <class T, int Stride>
 __device__ inline void load_gate_keys(float (*chunk)[Stride], const Arguments& a, const GatedArguments& g,
                                       const Meeting& m, std::int64_t group, int from) {
   const std::uint64_t gates = g.gates == Gates::block_ends ? block_ends(g, m) : low_bits(m.keys);
+#pragma unroll 2  // more would take registers from all else
   for (int at = static_cast<int>(threadIdx.x); at < tile_size * chunk_columns; at += block_threads) {
     const int key = at / chunk_columns, column = at % chunk_columns;
     const bool valid = (gates >> key & 1) != 0 && from + column < a.depth;
@@ -84,7 +92,7 @@ __device__ inline void gate_scores(Fragment& u, Work& work, const Arguments& a, 
     load_gate_queries<T>(work.f32, a, g, t, from);
     load_gate_keys<T>(work.chunk, a, g, m, a.group_of(t.head), from);
     __syncthreads();
-    fma_scores<chunk_columns>(u, work.f32, work.chunk, lane);
+    fma_scores<chunk_columns, true>(u, work.f32, work.chunk, lane);
   }
   __syncthreads();
   for_each_element(lane, [&](int n, int i, int, int) { u.at[n][i] = __fmul_rn(u.at[n][i], a.scale); });
@@ -115,6 +123,7 @@ __device__ inline void choose_path(Path& path, const Arguments& a, const GatedAr
 struct TableRows {
   const float* at[half_rows];
   __device__ TableRows(const Arguments& a, const GatedArguments& g, const QueryTile& t, const Lane& lane) {
+#pragma unroll
     for (int h = 0; h < half_rows; ++h)
       at[h] = g.table == nullptr ? nullptr : g.table + a.at(t.row(lane, h), t.head) * (g.last + 1);
   }
@@ -129,6 +138,7 @@ struct Carry {
   float value[half_rows] = {};
 
   __device__ void find_value(const GatedArguments& g) {
+#pragma unroll
     for (int h = 0; h < half_rows; ++h) value[h] = carry_value(sum[h], g.last);
   }
 };
@@ -190,14 +200,17 @@ __device__ inline void add_gated(Fragment& logit, Gated& gated, Carry& carry, bo
   if (counts != nullptr) count_gates(*counts, gated.gate, path.has, lane);
   std::int64_t added[half_rows] = {};
   if (walk != Walk::given && path.summed)
+#pragma unroll
     for (int h = 0; h < half_rows; ++h) added[h] = fixed_sum(gated.gate, h);
   if (walk == Walk::backward)
+#pragma unroll
     for (int h = 0; h < half_rows; ++h) carry.sum[h] -= added[h];
   if (walk != Walk::given) carry.find_value(g);
   gated.place = gated.gate;
   find_places(gated.place, carry.value, static_cast<float>(g.last), lane);
   add_bias(logit, gated.place, table.at);
   if (walk == Walk::forward)
+#pragma unroll
     for (int h = 0; h < half_rows; ++h) carry.sum[h] += added[h];
 }
 

@@ -76,6 +76,7 @@ __device__ inline void add_bias(Fragment& logit, const Fragment& place, const fl
 __device__ inline void add_row_bias(Fragment& logit, const float (&place)[half_rows],
                                     const float* const (&table)[half_rows], const Lane& lane) {
   float bias[half_rows];
+#pragma unroll
   for (int h = 0; h < half_rows; ++h) bias[h] = Place(place[h]).value(table[h]);
   for_each_element(lane, [&](int n, int i, int h, int) { logit.at[n][i] = __fadd_rn(logit.at[n][i], bias[h]); });
 }

@@ -36,6 +36,7 @@ struct OrderFreeRows {
   std::int64_t at[half_rows];  ///< [row, head]
 
   __device__ OrderFreeRows(const Arguments& a, const QueryTile& t, const Lane& lane) {
+#pragma unroll
     for (int h = 0; h < half_rows; ++h) {
       const std::int64_t row = t.row(lane, h);
       at[h] = a.at(row, t.head);
@@ -97,13 +98,13 @@ __device__ inline void add_order_free(Fragment& logit, Work& work, const Argumen
                                       const Meeting& m, std::int64_t head, const Lane& lane) {
   __syncwarp();  // what the warp's rows of `work` held before has been read
   keep_f32(work, logit, lane);
+#pragma unroll
+  for (int h = 0; h < half_rows; ++h)
 #pragma unroll 1
-  for (int n = 0; n < column_blocks; ++n)
-#pragma unroll 1
-    for (int i = 0; i < 4; ++i) {
-      const int column = lane.column(n, i % 2);
-      float& x = work.f32[lane.row(i / 2)][column];
-      if (m.sees(i / 2, column)) x = with_order_free(x, a, rows, m, head, i / 2, column);
+    for (int pair = 0; pair < 2 * column_blocks; ++pair) {
+      const int column = lane.column(pair / 2, pair % 2);
+      float& x = work.f32[lane.row(h)][column];
+      if (m.sees(h, column)) x = with_order_free(x, a, rows, m, head, h, column);
     }
   for_each_element(lane, [&](int n, int i, int h, int column) { logit.at[n][i] = work.f32[lane.row(h)][column]; });
 }

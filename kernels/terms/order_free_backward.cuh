@@ -205,6 +205,7 @@ __device__ inline void order_free_rows_backward(OrderFreeBins& bins, float (&d_o
   Fragment place, d_delta;
   if (a.terms.row_offset != nullptr && (b.d_row_offset != nullptr || b.d_offset_table != nullptr)) {
     offset_backward(d_delta, place, d_logit, a, t, m, rows, lane);
+#pragma unroll
     for (int h = 0; h < half_rows; ++h) d_offset[h] += row_sum(d_delta, h);
     if (b.d_offset_table != nullptr)
       walk_rows(work, d_logit, place, lane, [&](float d, float where) {

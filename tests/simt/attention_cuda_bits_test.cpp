@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "tests/kernels/attention_shapes.h"
 #include "tests/simt/attention_cuda_runs.h"
 #include "tests/support/tensors.h"
+#include "tests/support/without_traps.h"
 
 namespace capstan::tests {
 namespace {
@@ -164,6 +167,44 @@ TEST(SimtAttentionBits, FrozenTermsAndSharedMemory) {
   expect_same(all.dq, frozen.dq, "dq");
   expect_same(all.dk, frozen.dk, "dk");
   expect_same(all.dv, frozen.dv, "dv");
+}
+
+/// Counting changes nothing, and nobody waits where nobody counts: work queued on a stream runs when something waits for it.
+TEST(SimtAttentionBits, WithoutStatistics) {
+  const simt::Session session;
+  const AttentionProblem problem = random_attention(shape_of("everything"), 49);
+  const TileInputs inputs(problem, DType::f32, Device::cpu);
+  const AttentionSettings settings = inputs.settings(settings_for(problem, 64));
+  const auto run = [&](bool counted) {
+    TileRun result = inputs.empty_run(0, 130, 64);
+    const Tensor l = zeros_like(result.lse);
+    const kernels::AttentionState state{result.o, result.lse, l, views_of(result.carry), views_of(result.horizon)};
+    attention_begin(state);
+    OnDevice device;
+    const kernels::AttentionState there{device(state.o), device(state.m), device(state.l), device(state.carry),
+                                        device(state.horizon)};
+    const kernels::QueryChunk queries = device(inputs.queries(0, 130));
+    const kernels::KeyChunk keys = device(inputs.keys(0, 130));
+    if (counted) kernels::cuda::attention_forward(there, queries, keys, device(settings), result.stats);
+    else kernels::cuda::attention_forward_uncounted(there, queries, keys, device(settings));
+    device.download();
+    return result;
+  };
+  const TileRun counted = run(true), uncounted = run(false);
+  EXPECT_GT(counted.stats.gates, 0);
+  expect_same_state(counted, uncounted);
+}
+
+/// A diverged run ends with NaN in its output, not beyond its arrays.
+TEST(SimtAttentionBits, NotANumber) {
+  const testing::WithoutTraps nan_is_the_subject;
+  const simt::Session session;
+  for (const DType type : both_types) {
+    AttentionProblem problem = random_attention(shape_of("everything"), 50);
+    for (Tensor* x : {&problem.q, &problem.k, &problem.table, &problem.terms.offset_table})
+      x->as<double>()[x->view().elements() / 2] = std::numeric_limits<double>::quiet_NaN();
+    EXPECT_TRUE(std::isnan(relative_error(run_on_gpu(problem, type, settings_for(problem, 64)).o, problem.d_o)));
+  }
 }
 
 TEST(SimtAttentionBits, Refusals) {
