@@ -154,14 +154,21 @@ __device__ inline void write_counts(Counts* counts, Common& common, Counts mine,
   counts[std::int64_t(blockIdx.y) * gridDim.x + blockIdx.x] = mine;
 }
 
-/// Loads k and u of a tile; k is the older group.
+/// Begins to copy a tile's keys, and its values: a group of copies each.
 template <class Products>
 __device__ inline void load_keys(ForwardShared<Products>& shared, const Arguments& a, const QueryTile& t,
-                                 const Meeting& m, bool of_z) {
+                                 std::int64_t tile) {
+  using T = typename Products::Element;
+  const std::int64_t begin = tile * a.tile;
+  const int keys = static_cast<int>(min(a.tile, a.keys - begin));
+  Products::load(shared.k, rows_of<T>(a.k, begin, keys, a.groups, a.group_of(t.head), a.depth, 0, a.depth));
+  ptx::copy_async_commit();
+}
+template <class Products>
+__device__ inline void load_values(ForwardShared<Products>& shared, const Arguments& a, const QueryTile& t,
+                                   const Meeting& m, bool of_z) {
   using T = typename Products::Element;
   const std::int64_t group = a.group_of(t.head);
-  Products::load(shared.k, rows_of<T>(a.k, m.begin, m.keys, a.groups, group, a.depth, 0, a.depth));
-  ptx::copy_async_commit();
   if (of_z) Products::load_wide(shared.u, rows_of<float>(a.z, m.begin, m.keys, a.groups, group, a.depth, 0, a.depth));
   else Products::load(shared.u, rows_of<T>(a.v, m.begin, m.keys, a.groups, group, a.depth, 0, a.depth));
   ptx::copy_async_commit();
@@ -216,7 +223,8 @@ __global__ void __launch_bounds__(block_threads, 2)
   if constexpr (gated) sums.read(a, s, t, lane);
   Counts counts{};
   int turn = 0;
-  bool met = false;  // rows that see no key are left as they are
+  bool met = false;             // rows that see no key are left as they are
+  std::int64_t under_way = -1;  // the tile whose keys are being copied, or there
   const std::int64_t first_key = a.key_index[0];
   const TileRange range = key_tiles_of(a, t, first_key);
   for (std::int64_t tile = range.end - 1; tile >= range.first; --tile) {
@@ -229,8 +237,10 @@ __global__ void __launch_bounds__(block_threads, 2)
       if ((votes & 1) == 0) continue;
     }
     met = true;
-    __syncthreads();  // nobody reads the tile before any more
-    load_keys(shared, a, t, m, s.of_z);
+    if (under_way != tile) ptx::copy_async_wait<0>();  // of a tile that met no row
+    __syncthreads();                                   // nobody reads the tile before any more
+    if (under_way != tile) load_keys(shared, a, t, tile);
+    load_values(shared, a, t, m, s.of_z);
     ptx::copy_async_wait<1>();
     __syncthreads();
     Fragment logit;
@@ -244,6 +254,10 @@ __global__ void __launch_bounds__(block_threads, 2)
     shrink_rows(o, shrink);
     ptx::copy_async_wait<0>();
     __syncthreads();
+    if (tile > range.first) {  // while the values are multiplied
+      under_way = tile - 1;
+      load_keys(shared, a, t, under_way);
+    }
     Products::multiply(o, logit, shared.u, shared.common.work, lane);
   }
   wait_for_copies();

@@ -28,7 +28,7 @@ constexpr int f32_stride = tile_size + 4, bf16_stride = tile_size + 8;
 constexpr int chunk_columns = 32, chunk_stride = chunk_columns + 4;
 
 /// Weights or gradients of scores of a tile, [64, 64], and columns of a matrix that products in f32 pass by.
-struct Work {
+struct alignas(16) Work {
   union {
     float f32[tile_size][f32_stride];
     __nv_bfloat16 bf16[tile_size][bf16_stride];
