@@ -51,6 +51,14 @@ template <class F> __device__ inline void for_each_gathered(F&& f) {
   }
 }
 
+/// The same as a loop, for much code that is seldom run: fragments that f indexes then lie in the thread's memory.
+template <class F> __device__ inline void for_each_rolled(const Lane& lane, F&& f) {
+#pragma unroll 1
+  for (int n = 0; n < column_blocks; ++n)
+#pragma unroll 1
+    for (int i = 0; i < 4; ++i) f(n, i, i / 2, lane.column(n, i % 2));
+}
+
 template <int N> __device__ inline void clear(float (&x)[N][4]) {
 #pragma unroll
   for (int n = 0; n < N; ++n)

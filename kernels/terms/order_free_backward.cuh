@@ -93,7 +93,7 @@ __device__ inline void fire_unit_backward(float* sums, Fragment& dx, const Fragm
                                           const OrderFreeArguments& terms, std::int64_t head, int r, const Lane& lane) {
   const float in = terms.fire_in[r], bias = terms.fire_in_bias[r], out = terms.fire_out[head * terms.fire_width + r];
   float d_out = 0, d_in = 0, d_bias = 0;
-  for_each_element(lane, [&](int n, int i, int, int) {
+  for_each_rolled(lane, [&](int n, int i, int, int) {
     const float hidden = in * x.at[n][i] + bias;
     if (!(hidden > 0)) return;
     const float d_hidden = d.at[n][i] * out;
@@ -128,21 +128,22 @@ __device__ inline void fire_backward(float* sums, const Fragment& d_logit, const
   const OrderFreeArguments& terms = a.terms;
   const FireScale fire(terms.fire_scale);
   const int width = terms.fire_width;
+  const Fragment d = d_logit;  // of its own: d_logit stays in registers
   Fragment x, dx;
   float d_out_bias = 0, d_scale[2] = {};
-  for_each_element(lane, [&](int n, int i, int h, int column) {
+  for_each_rolled(lane, [&](int n, int i, int h, int column) {
     x.at[n][i] = fire.numerator(static_cast<float>(rows.distance(a, m, h, column))) /
                  fire.denominator(static_cast<float>(rows.position[h]));
-    d_out_bias += d_logit.at[n][i];
+    d_out_bias += d.at[n][i];
   });
   clear(dx.at);
-  for (int r = 0; r < width; ++r) fire_unit_backward(sums, dx, x, d_logit, terms, t.head, r, lane);
-  for_each_element(lane, [&](int n, int i, int h, int column) {
+  for (int r = 0; r < width; ++r) fire_unit_backward(sums, dx, x, d, terms, t.head, r, lane);
+  for_each_rolled(lane, [&](int n, int i, int h, int column) {
     fire_scale_backward(d_scale, dx.at[n][i], fire, static_cast<float>(rows.distance(a, m, h, column)),
                         static_cast<float>(rows.position[h]));
   });
   d_out_bias = warp_sum(d_out_bias);
-  for (float& d : d_scale) d = warp_sum(d);
+  for (float& sum : d_scale) sum = warp_sum(sum);
   if (lane.lane != 0) return;
   sums[3 * width] += d_out_bias;
   for (int k = 0; k < 2; ++k) {
@@ -179,9 +180,9 @@ __device__ inline void clear_partials(const Arguments& a, const BackwardArgument
 __device__ inline void offset_backward(Fragment& d_delta, Fragment& place, const Fragment& d_logit, const Arguments& a,
                                        const QueryTile& t, const Meeting& m, const OrderFreeRows& rows,
                                        const Lane& lane) {
-  for_each_element(lane, [&](int n, int i, int h, int column) {
-    d_delta.at[n][i] = d_logit.at[n][i];
-    if (a.terms.offset_table == nullptr) return;
+  d_delta = d_logit;
+  if (a.terms.offset_table == nullptr) return;
+  for_each_rolled(lane, [&](int n, int i, int h, int column) {
     place.at[n][i] = offset_place(rows.delta(a, m, t.head, h, column), a.terms.offset_last);
     d_delta.at[n][i] *= Place(place.at[n][i]).slope(rows.offset_table(a, h));
   });
@@ -190,7 +191,7 @@ __device__ inline void offset_backward(Fragment& d_delta, Fragment& place, const
 /// min(distance, last), as walk_rows takes it: entries of tables are exact in f32.
 __device__ inline void distance_places(Fragment& place, const Arguments& a, const Meeting& m, const OrderFreeRows& rows,
                                        std::int64_t last, const Lane& lane) {
-  for_each_element(lane, [&](int n, int i, int h, int column) {
+  for_each_rolled(lane, [&](int n, int i, int h, int column) {
     place.at[n][i] = static_cast<float>(min(rows.distance(a, m, h, column), last));
   });
 }
