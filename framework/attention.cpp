@@ -8,6 +8,7 @@ namespace capstan::framework {
 
 using kernels::Fill;
 using kernels::Into;
+using kernels::WideView;
 
 namespace {
 

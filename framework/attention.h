@@ -26,21 +26,6 @@ struct SequenceContext {
   Dropout dropout = {};
 };
 
-/// x in the type that is wide beside its own: x itself, or a copy.
-class WideView {
- public:
-  explicit WideView(const View& x) : x_(x) {
-    if (kernels::wide(x.type()) == x.type()) return;
-    copy_ = kernels::converted(x, kernels::wide(x.type()));
-    x_ = copy_;
-  }
-  operator const View&() const { return x_; }
-
- private:
-  Tensor copy_;
-  View x_;
-};
-
 /// Token-local values before the ring. N = B·T. The norm's result is not among them: it costs less to make than to keep.
 struct AttentionLocal {
   Tensor q, k, v;       // [N, H, D], [N, G, D], [N, G, D]; q, k empty where only the rotated ones are read

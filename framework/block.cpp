@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/converted.h"
 #include "kernels/elementwise.h"
 #include "kernels/linear.h"
 #include "kernels/position_mlp.h"
@@ -11,6 +12,7 @@
 namespace capstan::framework {
 
 using kernels::Into;
+using kernels::WideView;
 
 namespace {
 

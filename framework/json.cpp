@@ -1,7 +1,5 @@
 #include "framework/json.h"
 
-template class nlohmann::basic_json<>;
-template class nlohmann::basic_json<nlohmann::ordered_map>;
 template class nlohmann::detail::parser<nlohmann::json, capstan::framework::json_parts::Text>;
 template class nlohmann::detail::parser<nlohmann::ordered_json, capstan::framework::json_parts::Text>;
 template class nlohmann::detail::serializer<nlohmann::json>;

@@ -11,8 +11,8 @@ std::string memory_report_text(parallel::Communicator& world) {
   const std::int64_t most = world.all_reduce(report.peak, parallel::Reduce::max);
   const int fullest =
       int(world.all_reduce(std::int64_t(report.peak == most ? world.rank() : world.size()), parallel::Reduce::min));
-  std::string text = fmt::format("memory of rank {}, bytes held by tensors\n  {:<14}{:>12}{:>12}\n", fullest, "for",
-                                 "most", "at the end");
+  std::string text = fmt::format("memory of rank {}, bytes held by tensors and by operations\n  {:<14}{:>12}{:>12}\n",
+                                 fullest, "for", "most", "at the end");
   for (const kernels::MemoryLine& line : report.lines)
     text += fmt::format("  {:<14}{:>12}{:>12}\n", line.name, bytes_text(line.peak), bytes_text(line.now));
   text += fmt::format("  {:<14}{:>12}{:>12}\n", "all together", bytes_text(report.peak), bytes_text(report.now));

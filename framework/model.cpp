@@ -1,5 +1,6 @@
 #include "framework/model.h"
 
+#include "kernels/converted.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/embedding.h"
 #include "kernels/linear.h"
@@ -9,6 +10,7 @@
 namespace capstan::framework {
 
 using kernels::Fill;
+using kernels::WideView;
 
 void resolve_sizes(ModelConfig& model, PositionConfig& position) {
   if (model.kv_heads == 0) model.kv_heads = model.heads;

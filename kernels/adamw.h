@@ -25,4 +25,9 @@ decltype(kernels::adamw_step) adamw_step;
 decltype(kernels::sgd_step) sgd_step;
 }  // namespace cpu
 
+namespace cuda {
+decltype(kernels::adamw_step) adamw_step;
+decltype(kernels::sgd_step) sgd_step;
+}  // namespace cuda
+
 }  // namespace capstan::kernels

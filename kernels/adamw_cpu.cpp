@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "kernels/adamw.h"
+#include "kernels/adamw_factors.h"
 #include "kernels/isa.h"
 #include "kernels/threads.h"
 
@@ -8,30 +9,8 @@ namespace capstan::kernels::cpu {
 
 namespace {
 
-/// The update's constants, rounded once.
-struct Factors {
-  float keep1, take1;  ///< β1, 1 - β1
-  float keep2, take2;  ///< β2, 1 - β2
-  float rate;          ///< lr / (1 - β1ᵗ)
-  float root;          ///< 1 / sqrt(1 - β2ᵗ)
-  float eps;
-  float decay;  ///< lr weight_decay
-};
-
-Factors factors_of(const AdamW& s) {
-  const auto f32 = [](double value) { return static_cast<float>(value); };
-  return {f32(s.beta1),
-          f32(1 - s.beta1),
-          f32(s.beta2),
-          f32(1 - s.beta2),
-          f32(s.lr / (1 - std::pow(s.beta1, s.step))),
-          f32(1 / std::sqrt(1 - std::pow(s.beta2, s.step))),
-          f32(s.eps),
-          f32(s.lr * s.weight_decay)};
-}
-
 [[gnu::always_inline]] inline void update(float* __restrict w, float* __restrict m, float* __restrict v,
-                                          const float* __restrict g, std::int64_t n, const Factors f) {
+                                          const float* __restrict g, std::int64_t n, const AdamWFactors f) {
   for (std::int64_t i = 0; i < n; ++i) {
     // m = β1 m + (1-β1) g;  v = β2 v + (1-β2) g²
     m[i] = f.keep1 * m[i] + f.take1 * g[i];
@@ -48,7 +27,7 @@ void adamw_step(const View& w, const View& m, const View& v, const View& g, cons
   const std::int64_t n = w.elements();
   float *const W = w.as<float>(), *const M = m.as<float>(), *const V = v.as<float>();
   const float* const G = g.as<float>();
-  const Factors factors = factors_of(settings);
+  const AdamWFactors factors = factors_of(settings);
   parallel_rows(n, 1, [=](std::int64_t i, std::int64_t end) {
     on_best_isa([=]() __attribute__((always_inline)) { update(W + i, M + i, V + i, G + i, end - i, factors); });
   });

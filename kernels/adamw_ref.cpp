@@ -13,14 +13,14 @@ void adamw_step(const View& w, const View& m, const View& v, const View& g, cons
   operands.check("v", v, w.shape());
   operands.check("g", g, w.shape());
   CAPSTAN_CHECK(settings.step >= 1, "step {}: the first update is step 1", settings.step);
-  pick(w, ref::adamw_step, cpu::adamw_step)(w, m, v, g, settings);
+  pick(w, ref::adamw_step, cpu::adamw_step, cuda::adamw_step)(w, m, v, g, settings);
 }
 
 void sgd_step(const View& w, const View& g, double lr) {
   const Operands operands("sgd_step", w);
   operands.check_wide("w", w, w.shape());
   operands.check("g", g, w.shape());
-  pick(w, ref::sgd_step, cpu::sgd_step)(w, g, lr);
+  pick(w, ref::sgd_step, cpu::sgd_step, cuda::sgd_step)(w, g, lr);
 }
 
 namespace ref {

@@ -5,27 +5,17 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <new>
 #include <vector>
 
 #include "kernels/attention_product_cpu.h"
 #include "kernels/attention_rows_cpu.h"
+#include "kernels/scratch.h"
 #include "kernels/simd_math.h"
 #include "kernels/tensor.h"
 #include "kernels/tile_mask.h"
 
 namespace capstan::kernels::cpu {
 
-/// Memory that begins with a cache line, so that no register's load or store lies across two.
-template <class T> struct CacheLines {
-  using value_type = T;
-  static constexpr std::align_val_t line{64};
-  CacheLines() = default;
-  template <class U> explicit CacheLines(const CacheLines<U>&) {}
-  T* allocate(std::size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), line)); }
-  void deallocate(T* memory, std::size_t) { ::operator delete(memory, line); }
-  bool operator==(const CacheLines&) const { return true; }
-};
 using Floats = std::vector<float, CacheLines<float>>;
 
 /// W floats or ints in one register, written by hand where gcc would not find them itself. W fits the instruction set:

@@ -77,10 +77,12 @@ void check_order_free(const Operands& operands, const QueryChunk& queries, const
   operands.check("key position", keys.position, {keys.k.dim(0)}, DType::i64);
 }
 
-/// What the terms of any chunk pair may cost in integers: keys are consecutive, tiles and blocks begin where they must.
+/// What the terms of any chunk pair may cost in integers: keys are consecutive, tiles and blocks begin where they must. Indices in a
+/// GPU's memory are not read: waiting for them would cost more than the tile; those are the numbers that the same code makes for all
+/// devices.
 void check_key_index(const QueryChunk& queries, const KeyChunk& keys, const AttentionSettings& settings) {
   const std::int64_t tokens = keys.k.dim(0);
-  if (tokens == 0) return;
+  if (tokens == 0 || keys.index.device() == Device::cuda) return;
   const std::int64_t first = keys.index.as<std::int64_t>()[0], end = keys.index.as<std::int64_t>()[tokens - 1] + 1;
   CAPSTAN_CHECK(first % settings.tile == 0, "a key chunk begins at {}, not at a multiple of tile {}", first,
                 settings.tile);
@@ -166,6 +168,7 @@ constexpr double no_key_yet = -1e30;
 }  // namespace
 
 void attention_begin(const AttentionState& state) {
+  if (state.o.device() == Device::cuda) return cuda::attention_begin(state, no_key_yet);
   with_real(state.o.type(), [&](auto real) {
     using Real = decltype(real);
     std::fill_n(state.m.as<Real>(), state.m.elements(), Real(no_key_yet));
@@ -189,12 +192,14 @@ void attention_forward(const AttentionState& state, const QueryChunk& queries, c
   operands.check_wide("l", state.l, {rows, heads});
   for (int which = 0; which < gated_sums; ++which)
     check_carried(state.carry[which], state.horizon[which], queries, settings, which);
+  if (queries.q.device() == Device::cuda && !stats) return cuda::attention_forward(state, queries, keys, settings);
   AttentionStats unused;
-  pick(queries.q, ref::attention_forward, cpu::attention_forward)(state, queries, keys, settings,
-                                                                  stats ? *stats : unused);
+  pick(queries.q, ref::attention_forward, cpu::attention_forward, cuda::attention_forward)(
+      state, queries, keys, settings, stats ? *stats : unused);
 }
 
 void attention_finish(const AttentionState& state) {
+  if (state.o.device() == Device::cuda) return cuda::attention_finish(state);
   with_real(state.o.type(), [&](auto real) {
     using Real = decltype(real);
     const std::int64_t columns = state.o.dim(-1);
@@ -216,7 +221,8 @@ void attention_gate_sum(const View& sum, int which, const QueryChunk& queries, c
   CAPSTAN_CHECK(which >= 0 && which < gated_sums && settings.gates[which].gates != Gates::none, "gated sum {}", which);
   Operands("attention_gate_sum", queries.q).check("sum", sum, {queries.q.dim(0), queries.q.dim(1)}, DType::i64);
   sum.fill_zero();
-  pick(queries.q, ref::attention_gate_sum, cpu::attention_gate_sum)(sum, which, queries, keys, settings);
+  pick(queries.q, ref::attention_gate_sum, cpu::attention_gate_sum, cuda::attention_gate_sum)(sum, which, queries, keys,
+                                                                                              settings);
 }
 
 namespace {
@@ -241,6 +247,7 @@ void attention_delta(const View& delta, const View& d_o, const View& o) {
   operands.check("delta", delta, delta.shape(), wide(o.type()));
   CAPSTAN_CHECK(delta.elements() * o.dim(-1) == o.elements(), "delta {} of o {}", delta.shape().text(),
                 o.shape().text());
+  if (o.device() == Device::cuda) return cuda::attention_delta(delta, d_o, o);
   if (o.type() == DType::bf16) return delta_rows<float, BFloat16>(delta, d_o, o);
   with_real(o.type(), [&](auto real) { delta_rows<decltype(real), decltype(real)>(delta, d_o, o); });
 }
@@ -265,7 +272,8 @@ void attention_backward(const AttentionGradients& out, const AttentionBackwardSt
   operands.check_wide("delta", saved.delta, {rows, heads});
   for (int which = 0; which < gated_sums; ++which)
     check_carried(state.carry[which], saved.horizon[which], queries, settings, which);
-  pick(queries.q, ref::attention_backward, cpu::attention_backward)(out, state, queries, keys, d_o, saved, settings);
+  pick(queries.q, ref::attention_backward, cpu::attention_backward, cuda::attention_backward)(out, state, queries, keys,
+                                                                                              d_o, saved, settings);
 }
 
 }  // namespace capstan::kernels

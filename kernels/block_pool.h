@@ -26,4 +26,9 @@ decltype(kernels::block_mean) block_mean;
 decltype(kernels::block_mean_backward) block_mean_backward;
 }  // namespace cpu
 
+namespace cuda {
+decltype(kernels::block_mean) block_mean;
+decltype(kernels::block_mean_backward) block_mean_backward;
+}  // namespace cuda
+
 }  // namespace capstan::kernels

@@ -22,12 +22,12 @@ void check_block(std::string_view operation, const View& mean, const View& x, co
 
 void block_mean(const View& mean, const View& x, const View& document, std::int64_t block) {
   check_block("block_mean", mean, x, document, block);
-  pick(x, ref::block_mean, cpu::block_mean)(mean, x, document, block);
+  pick(x, ref::block_mean, cpu::block_mean, cuda::block_mean)(mean, x, document, block);
 }
 
 void block_mean_backward(const View& dx, const View& dmean, const View& document, std::int64_t block) {
   check_block("block_mean_backward", dmean, dx, document, block);
-  pick(dx, ref::block_mean_backward, cpu::block_mean_backward)(dx, dmean, document, block);
+  pick(dx, ref::block_mean_backward, cpu::block_mean_backward, cuda::block_mean_backward)(dx, dmean, document, block);
 }
 
 namespace ref {

@@ -6,13 +6,9 @@
 #include <stdexcept>
 #include <string>
 
-namespace capstan::kernels {
+#include "kernels/memory.h"
 
-/// The device has not as much memory as was asked for. Callers that can do with less may catch it.
-class OutOfDeviceMemory : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
+namespace capstan::kernels {
 
 /// Throws unless `status` is success. `call` is the text that the user reads: "cudaMemcpyAsync of 4096 bytes".
 inline void check_cuda(cudaError_t status, const std::string& call) {

@@ -10,4 +10,19 @@ inline Tensor converted(const View& x, DType type) {
   return y;
 }
 
+/// x in the type that is wide beside its own: x itself, or a copy.
+class WideView {
+ public:
+  explicit WideView(const View& x) : x_(x) {
+    if (wide(x.type()) == x.type()) return;
+    copy_ = converted(x, wide(x.type()));
+    x_ = copy_;
+  }
+  operator const View&() const { return x_; }
+
+ private:
+  Tensor copy_;
+  View x_;
+};
+
 }  // namespace capstan::kernels

@@ -30,4 +30,9 @@ decltype(kernels::cross_entropy_forward) cross_entropy_forward;
 decltype(kernels::cross_entropy_backward) cross_entropy_backward;
 }  // namespace cpu
 
+namespace cuda {
+decltype(kernels::cross_entropy_forward) cross_entropy_forward;
+decltype(kernels::cross_entropy_backward) cross_entropy_backward;
+}  // namespace cuda
+
 }  // namespace capstan::kernels

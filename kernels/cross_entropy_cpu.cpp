@@ -79,12 +79,6 @@ Matrix wide_copy(const View& view, Scratch& memory) {
   return {to, DType::f32, view.dim(0), C, C};
 }
 
-Matrix transpose_of(Matrix m) {
-  std::swap(m.rows, m.columns);
-  m.transposed = !m.transposed;
-  return m;
-}
-
 /// Rows of x or w, as stored and in f32.
 struct Operand {
   Operand(const View& view, Scratch& memory) : wide(wide_copy(view, memory)), logits_from(wide) {

@@ -24,7 +24,7 @@ void cross_entropy_forward(const View& nll, const View& lse, const View& x, cons
   const Operands operands("cross_entropy_forward", x);
   check_rows(operands, lse, x, w, targets);
   operands.check("nll", nll, {x.dim(0)}, DType::f64);
-  pick(x, ref::cross_entropy_forward, cpu::cross_entropy_forward)(nll, lse, x, w, targets);
+  pick(x, ref::cross_entropy_forward, cpu::cross_entropy_forward, cuda::cross_entropy_forward)(nll, lse, x, w, targets);
 }
 
 void cross_entropy_backward(const View& dx, const View& dw, const View& lse, const View& x, const View& w,
@@ -33,7 +33,8 @@ void cross_entropy_backward(const View& dx, const View& dw, const View& lse, con
   check_rows(operands, lse, x, w, targets);
   operands.check("dx", dx, x.shape());
   if (dw) operands.check_wide("dw", dw, w.shape());
-  pick(x, ref::cross_entropy_backward, cpu::cross_entropy_backward)(dx, dw, lse, x, w, targets);
+  pick(x, ref::cross_entropy_backward, cpu::cross_entropy_backward, cuda::cross_entropy_backward)(dx, dw, lse, x, w,
+                                                                                                  targets);
 }
 
 namespace ref {

@@ -18,7 +18,7 @@ struct alignas(16) Probed {
 };
 
 // The same of every instruction in ptx.cuh: an inline function that nobody calls is never assembled.
-__global__ void probe_instructions(float* out, const float* in) {
+template <class T> __global__ void probe_instructions(T* out, const T* in) {
   Probed& shared = ptx::shared<Probed>();
   void* const row = shared.rows[threadIdx.x % 32];
   ptx::copy_async_16(row, in, in[1] > 0);
@@ -35,6 +35,7 @@ __global__ void probe_instructions(float* out, const float* in) {
   ptx::mma_m16n8k16(sum, a_transposed, b_transposed);
   out[threadIdx.x] = sum[0];
 }
+template __global__ void probe_instructions<float>(float*, const float*);
 }  // namespace
 
 std::string cuda_build() {

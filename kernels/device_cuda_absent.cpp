@@ -1,3 +1,4 @@
+#include "kernels/cuda_absent.h"
 #include "kernels/device_cuda.h"
 
 namespace capstan::kernels {
@@ -5,5 +6,13 @@ namespace capstan::kernels {
 std::string cuda_build() { return "built without CUDA"; }
 
 int cuda_device_count() { return 0; }
+
+void* take_device_memory(std::int64_t) { no_cuda(); }
+void give_device_memory(void*) noexcept {}
+DeviceRoom device_room() { no_cuda(); }
+const void* device_queue() { no_cuda(); }
+void wait_for_device_queue() noexcept {}
+void fill_device_memory(void*, int, std::int64_t) { no_cuda(); }
+void copy_device_memory(void*, const void*, std::int64_t, DeviceCopy) { no_cuda(); }
 
 }  // namespace capstan::kernels

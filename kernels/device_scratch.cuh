@@ -1,13 +1,11 @@
 #pragma once
 // Working memory on the device that an operation keeps from call to call: the counterpart of scratch.h.
-// `thread_local DeviceScratch memory;` where it is used.
+// `thread_local DeviceScratch memory;` where it is used. It is counted as "scratch" (kernels/memory.h).
 
-#include <cuda_runtime.h>
-
+#include <cstddef>
 #include <cstdint>
-#include <string>
 
-#include "kernels/check_cuda.h"
+#include "kernels/memory.h"
 
 namespace capstan::kernels {
 
@@ -21,10 +19,11 @@ class DeviceScratch {
 
   /// At least n elements of unspecified values, valid until the next call, 256-byte aligned.
   template <class T> T* of(std::int64_t n) {
-    const std::size_t bytes = static_cast<std::size_t>(n) * sizeof(T);
+    const std::int64_t bytes = n * static_cast<std::int64_t>(sizeof(T));
     if (bytes > bytes_) {
-      drop();  // waits for the device, so that no kernel still uses what goes
-      check_cuda(cudaMalloc(&memory_, bytes), "cudaMalloc of " + std::to_string(bytes) + " bytes");
+      drop();
+      const MemoryPurpose purpose("scratch");
+      memory_ = take_lasting_memory(bytes, MemoryPlace::gpu);
       bytes_ = bytes;
     }
     return static_cast<T*>(memory_);
@@ -33,13 +32,12 @@ class DeviceScratch {
  private:
   void drop() {
     bytes_ = 0;
-    // Fails only where the device is lost, and the memory with it; whoever waits for the device next is told so.
-    if (cudaFree(memory_) != cudaSuccess) memory_ = nullptr;
+    give_memory(memory_, MemoryPlace::gpu);
     memory_ = nullptr;
   }
 
   void* memory_ = nullptr;
-  std::size_t bytes_ = 0;
+  std::int64_t bytes_ = 0;
 };
 
 }  // namespace capstan::kernels

@@ -7,9 +7,11 @@
 
 namespace capstan::kernels {
 
+// constexpr: kernels of the GPU call these, too (CMakeLists.txt, --expt-relaxed-constexpr).
+
 /// Two multiply-and-shift rounds over 32 bits (constants of the "lowbias32" search, C. Wellons 2018): every bit of the
 /// result depends on every bit of x.
-[[gnu::always_inline]] inline std::uint32_t mix32(std::uint32_t x) {
+[[gnu::always_inline]] constexpr std::uint32_t mix32(std::uint32_t x) {
   x ^= x >> 16;
   x *= 0x7feb352du;
   x ^= x >> 15;
@@ -18,7 +20,7 @@ namespace capstan::kernels {
 }
 
 /// Key of one row of masks, from the seed and two numbers (head and index of a query; site and index of a token).
-[[gnu::always_inline]] inline std::uint32_t dropout_row(std::uint64_t seed, std::uint64_t a, std::uint64_t b) {
+[[gnu::always_inline]] constexpr std::uint32_t dropout_row(std::uint64_t seed, std::uint64_t a, std::uint64_t b) {
   std::uint32_t x = mix32(std::uint32_t(seed) + 0x9e3779b9u);
   x = mix32(x ^ std::uint32_t(seed >> 32));
   x = mix32(x ^ (std::uint32_t(a) * 0x85ebca6bu + 1));
@@ -26,7 +28,7 @@ namespace capstan::kernels {
 }
 
 /// True if entry `column` of the row is dropped. threshold = dropout_threshold(rate).
-[[gnu::always_inline]] inline bool is_dropped(std::uint32_t row, std::uint32_t column, std::uint32_t threshold) {
+[[gnu::always_inline]] constexpr bool is_dropped(std::uint32_t row, std::uint32_t column, std::uint32_t threshold) {
   return mix32(row ^ (column * 0x9e3779b9u)) < threshold;
 }
 
@@ -45,5 +47,9 @@ decltype(kernels::apply_dropout) apply_dropout;
 namespace cpu {
 decltype(kernels::apply_dropout) apply_dropout;
 }  // namespace cpu
+
+namespace cuda {
+decltype(kernels::apply_dropout) apply_dropout;
+}  // namespace cuda
 
 }  // namespace capstan::kernels

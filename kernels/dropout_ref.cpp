@@ -9,7 +9,7 @@ void apply_dropout(const View& x, const View& index, double rate, std::uint64_t 
   CAPSTAN_CHECK(rate >= 0 && rate < 1, "dropout of {}", rate);
   operands.check("index", index, {index.dim(0), index.dim(1)}, DType::i64);
   operands.check("x", x, {index.elements(), x.dim(1)});
-  pick(x, ref::apply_dropout, cpu::apply_dropout)(x, index, rate, seed);
+  pick(x, ref::apply_dropout, cpu::apply_dropout, cuda::apply_dropout)(x, index, rate, seed);
 }
 
 // x[n, c] = 0 or x[n, c] / (1 - rate)

@@ -45,4 +45,15 @@ decltype(kernels::put_columns) put_columns;
 decltype(kernels::all_finite) all_finite;
 }  // namespace cpu
 
+namespace cuda {
+decltype(kernels::add) add;
+decltype(kernels::convert) convert;
+decltype(kernels::scale) scale;
+decltype(kernels::group_sum) group_sum;
+decltype(kernels::group_spread) group_spread;
+decltype(kernels::take_columns) take_columns;
+decltype(kernels::put_columns) put_columns;
+decltype(kernels::all_finite) all_finite;
+}  // namespace cuda
+
 }  // namespace capstan::kernels

@@ -33,44 +33,44 @@ void check_columns(const View& part, const View& whole, std::int64_t begin) {
 void add(const View& y, const View& x) {
   CAPSTAN_CHECK(x && y && y.elements() == x.elements(), "add {} to {}", x.shape().text(), y.shape().text());
   Operands("add", y).check_any_width("x", x, x.shape());
-  pick(y, ref::add, cpu::add)(y, x);
+  pick(y, ref::add, cpu::add, cuda::add)(y, x);
 }
 
 void convert(const View& y, const View& x) {
   CAPSTAN_CHECK(x && y && y.elements() == x.elements(), "convert {} into {}", x.shape().text(), y.shape().text());
   const Operands from("convert", x), to("convert", y);
   from.check("y", y, y.shape(), y.type());
-  pick(y, ref::convert, cpu::convert)(y, x);
+  pick(y, ref::convert, cpu::convert, cuda::convert)(y, x);
 }
 
 void scale(const View& y, double factor) {
   const Operands operands("scale", y);
-  pick(y, ref::scale, cpu::scale)(y, factor);
+  pick(y, ref::scale, cpu::scale, cuda::scale)(y, factor);
 }
 
 void group_sum(const View& y, const View& x, double factor) {
   check_group("group_sum", y, x);
-  pick(x, ref::group_sum, cpu::group_sum)(y, x, factor);
+  pick(x, ref::group_sum, cpu::group_sum, cuda::group_sum)(y, x, factor);
 }
 
 void group_spread(const View& x, const View& y, double factor) {
   check_group("group_spread", y, x);
-  pick(x, ref::group_spread, cpu::group_spread)(x, y, factor);
+  pick(x, ref::group_spread, cpu::group_spread, cuda::group_spread)(x, y, factor);
 }
 
 void take_columns(const View& part, const View& whole, std::int64_t begin) {
   check_columns(part, whole, begin);
-  pick(part, ref::take_columns, cpu::take_columns)(part, whole, begin);
+  pick(part, ref::take_columns, cpu::take_columns, cuda::take_columns)(part, whole, begin);
 }
 
 void put_columns(const View& whole, const View& part, std::int64_t begin) {
   check_columns(part, whole, begin);
-  pick(part, ref::put_columns, cpu::put_columns)(whole, part, begin);
+  pick(part, ref::put_columns, cpu::put_columns, cuda::put_columns)(whole, part, begin);
 }
 
 bool all_finite(const View& x) {
   const Operands operands("all_finite", x);
-  return pick(x, ref::all_finite, cpu::all_finite)(x);
+  return pick(x, ref::all_finite, cpu::all_finite, cuda::all_finite)(x);
 }
 
 namespace ref {

@@ -19,4 +19,9 @@ decltype(kernels::embedding_forward) embedding_forward;
 decltype(kernels::embedding_backward) embedding_backward;
 }  // namespace cpu
 
+namespace cuda {
+decltype(kernels::embedding_forward) embedding_forward;
+decltype(kernels::embedding_backward) embedding_backward;
+}  // namespace cuda
+
 }  // namespace capstan::kernels

@@ -16,14 +16,14 @@ void embedding_forward(const View& y, const View& ids, const View& w) {
   const Operands operands("embedding_forward", y);
   check_embedding(operands, y, ids);
   operands.check("w", w, {w.dim(0), y.dim(1)});
-  pick(y, ref::embedding_forward, cpu::embedding_forward)(y, ids, w);
+  pick(y, ref::embedding_forward, cpu::embedding_forward, cuda::embedding_forward)(y, ids, w);
 }
 
 void embedding_backward(const View& dw, const View& ids, const View& dy) {
   const Operands operands("embedding_backward", dy);
   check_embedding(operands, dy, ids);
   operands.check_wide("dw", dw, {dw.dim(0), dy.dim(1)});
-  pick(dy, ref::embedding_backward, cpu::embedding_backward)(dw, ids, dy);
+  pick(dy, ref::embedding_backward, cpu::embedding_backward, cuda::embedding_backward)(dw, ids, dy);
 }
 
 namespace ref {

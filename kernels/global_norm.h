@@ -16,4 +16,8 @@ namespace cpu {
 decltype(kernels::sum_of_squares) sum_of_squares;
 }  // namespace cpu
 
+namespace cuda {
+decltype(kernels::sum_of_squares) sum_of_squares;
+}  // namespace cuda
+
 }  // namespace capstan::kernels

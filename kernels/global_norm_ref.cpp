@@ -8,7 +8,7 @@ namespace capstan::kernels {
 
 double sum_of_squares(const View& x) {
   Operands("sum_of_squares", x).check_wide("x", x, x.shape());
-  return pick(x, ref::sum_of_squares, cpu::sum_of_squares)(x);
+  return pick(x, ref::sum_of_squares, cpu::sum_of_squares, cuda::sum_of_squares)(x);
 }
 
 double ref::sum_of_squares(const View& x) {

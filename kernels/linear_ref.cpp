@@ -9,7 +9,7 @@ void linear_forward(const View& y, const View& x, const View& w, Into into) {
   operands.check("x", x, {T, K});
   operands.check("w", w, {M, K});
   operands.check_same_or_wide("y", y, {T, M});
-  pick(x, ref::linear_forward, cpu::linear_forward)(y, x, w, into);
+  pick(x, ref::linear_forward, cpu::linear_forward, cuda::linear_forward)(y, x, w, into);
 }
 
 void linear_backward_input(const View& dx, const View& dy, const View& w, Into into) {
@@ -18,7 +18,7 @@ void linear_backward_input(const View& dx, const View& dy, const View& w, Into i
   operands.check("dy", dy, {T, M});
   operands.check("w", w, {M, K});
   operands.check_same_or_wide("dx", dx, {T, K});
-  pick(dy, ref::linear_backward_input, cpu::linear_backward_input)(dx, dy, w, into);
+  pick(dy, ref::linear_backward_input, cpu::linear_backward_input, cuda::linear_backward_input)(dx, dy, w, into);
 }
 
 void linear_backward_weight(const View& dw, const View& dy, const View& x) {
@@ -27,7 +27,7 @@ void linear_backward_weight(const View& dw, const View& dy, const View& x) {
   operands.check("x", x, {T, K});
   operands.check("dy", dy, {T, M});
   operands.check_wide("dw", dw, {M, K});
-  pick(x, ref::linear_backward_weight, cpu::linear_backward_weight)(dw, dy, x);
+  pick(x, ref::linear_backward_weight, cpu::linear_backward_weight, cuda::linear_backward_weight)(dw, dy, x);
 }
 
 namespace ref {

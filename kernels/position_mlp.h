@@ -45,4 +45,10 @@ decltype(kernels::position_mlp_backward) position_mlp_backward;
 decltype(kernels::complex_magnitude) complex_magnitude;
 }  // namespace cpu
 
+namespace cuda {
+decltype(kernels::position_mlp_forward) position_mlp_forward;
+decltype(kernels::position_mlp_backward) position_mlp_backward;
+decltype(kernels::complex_magnitude) complex_magnitude;
+}  // namespace cuda
+
 }  // namespace capstan::kernels

@@ -28,7 +28,8 @@ void position_mlp_forward(const View& z_next, const View& z, const View& p, cons
   const Operands operands("position_mlp_forward", z);
   check_inputs(operands, z, p, gate, alpha, w_up, w_down);
   operands.check("z_next", z_next, z.shape());
-  pick(z, ref::position_mlp_forward, cpu::position_mlp_forward)(z_next, z, p, gate, alpha, w_up, w_down);
+  pick(z, ref::position_mlp_forward, cpu::position_mlp_forward, cuda::position_mlp_forward)(z_next, z, p, gate, alpha,
+                                                                                            w_up, w_down);
 }
 
 void position_mlp_backward(const PositionMlpGradients& out, const View& dz_next, const View& z, const View& p,
@@ -42,14 +43,15 @@ void position_mlp_backward(const PositionMlpGradients& out, const View& dz_next,
   operands.check_if_present("dalpha", out.dalpha, alpha.shape());
   operands.check_if_present("dw_up", out.dw_up, w_up.shape());
   operands.check_if_present("dw_down", out.dw_down, w_down.shape());
-  pick(z, ref::position_mlp_backward, cpu::position_mlp_backward)(out, dz_next, z, p, gate, alpha, w_up, w_down);
+  pick(z, ref::position_mlp_backward, cpu::position_mlp_backward, cuda::position_mlp_backward)(out, dz_next, z, p, gate,
+                                                                                               alpha, w_up, w_down);
 }
 
 MagnitudeSum complex_magnitude(const View& z) {
   const Operands operands("complex_magnitude", z);
   operands.check_wide("z", z, {z.dim(0), z.dim(1), z.dim(-1)});
   CAPSTAN_CHECK(z.dim(2) % 2 == 0, "head size {} is odd", z.dim(2));
-  return pick(z, ref::complex_magnitude, cpu::complex_magnitude)(z);
+  return pick(z, ref::complex_magnitude, cpu::complex_magnitude, cuda::complex_magnitude)(z);
 }
 
 namespace ref {

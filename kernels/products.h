@@ -4,29 +4,11 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/tensor.h"
+#include "kernels/matrix.h"
 
 namespace capstan::kernels::cpu {
 
-/// A matrix in memory as a product sees it: element (r, c) lies at r · pitch + c, or at c · pitch + r if it is transposed.
-struct Matrix {
-  void* data;
-  DType type;  ///< f32 or bf16
-  std::int64_t rows, columns, pitch;
-  bool transposed = false;
-
-  /// The part of it with these rows and columns.
-  Matrix part(std::int64_t row, std::int64_t row_count, std::int64_t column, std::int64_t column_count) const {
-    const std::int64_t offset = transposed ? column * pitch + row : row * pitch + column;
-    return {static_cast<char*>(data) + offset * size_of(type), type, row_count, column_count, pitch, transposed};
-  }
-};
-
-/// A view [rows, columns], or the transpose of one.
-inline Matrix matrix(const View& view) { return {view.data(), view.type(), view.dim(0), view.dim(1), view.dim(1)}; }
-inline Matrix transposed(const View& view) {
-  return {view.data(), view.type(), view.dim(1), view.dim(0), view.dim(1), true};
-}
+using kernels::Matrix, kernels::matrix, kernels::transposed;
 
 /// How two bf16 matrices are multiplied. `native`: by oneDNN's bf16 primitives. `widened`: blocks of them are converted to f32 in
 /// the cache, which is the faster way wherever there is no matrix unit (AMX).

@@ -1,12 +1,10 @@
 #include <algorithm>
 
 #include "kernels/device_scratch.cuh"
-#include "kernels/launch.cuh"
+#include "kernels/elements.cuh"
 #include "kernels/ptx.cuh"
 #include "kernels/reduce.cuh"
 #include "kernels/rmsnorm.h"
-#include "kernels/stream_cuda.h"
-#include "kernels/values.cuh"
 
 // A block per row; a thread has every blockDim-th pack of the row. The gradient of the weight is summed over rows in two
 // steps, 64 rows and then all of them, each in the order of rows: no atomics, the same bits at every run.
@@ -107,8 +105,6 @@ __global__ void __launch_bounds__(column_threads)
   for (std::int64_t b = 0; b < blocks; ++b) sum += partial[b * C + c];
   dW[c] += sum;
 }
-
-std::int64_t quotient_up(std::int64_t n, std::int64_t of) { return (n + of - 1) / of; }
 
 /// Whole warps, as many as the row has packs for: the shape alone decides, and so the order of sums.
 dim3 threads_for(std::int64_t packs) {

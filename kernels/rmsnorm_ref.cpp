@@ -12,7 +12,7 @@ void rmsnorm_forward(const View& y, const View& x, const View& w, double eps) {
   operands.check("x", x, {x.dim(0), x.dim(-1)});
   operands.check("y", y, x.shape());
   operands.check("w", w, {x.dim(1)});
-  pick(x, ref::rmsnorm_forward, cpu::rmsnorm_forward)(y, x, w, eps);
+  pick(x, ref::rmsnorm_forward, cpu::rmsnorm_forward, cuda::rmsnorm_forward)(y, x, w, eps);
 }
 
 void rmsnorm_backward(const View& dx, const View& dw, const View& dy, const View& x, const View& w, double eps,
@@ -23,7 +23,7 @@ void rmsnorm_backward(const View& dx, const View& dw, const View& dy, const View
   operands.check_same_or_wide("dy", dy, x.shape());
   operands.check("w", w, {x.dim(1)});
   if (dw) operands.check_wide("dw", dw, w.shape());
-  pick(x, ref::rmsnorm_backward, cpu::rmsnorm_backward)(dx, dw, dy, x, w, eps, into);
+  pick(x, ref::rmsnorm_backward, cpu::rmsnorm_backward, cuda::rmsnorm_backward)(dx, dw, dy, x, w, eps, into);
 }
 
 namespace ref {

@@ -38,4 +38,11 @@ decltype(kernels::rotary_forward) rotary_forward;
 decltype(kernels::rotary_backward) rotary_backward;
 }  // namespace cpu
 
+namespace cuda {
+decltype(kernels::rotary_phases) rotary_phases;
+decltype(kernels::rotary_decay) rotary_decay;
+decltype(kernels::rotary_forward) rotary_forward;
+decltype(kernels::rotary_backward) rotary_backward;
+}  // namespace cuda
+
 }  // namespace capstan::kernels

@@ -21,21 +21,21 @@ void rotary_phases(const View& z, const View& position, const std::vector<double
   const Operands operands("rotary_phases", z);
   operands.check("z", z, {z.dim(0), 1, 2 * std::ssize(frequency)});
   operands.check("position", position, {z.dim(0)}, DType::i64);
-  pick(z, ref::rotary_phases, cpu::rotary_phases)(z, position, frequency, amplitude);
+  pick(z, ref::rotary_phases, cpu::rotary_phases, cuda::rotary_phases)(z, position, frequency, amplitude);
 }
 
 void rotary_decay(const View& z, const View& position, const std::vector<double>& log_base, double centre) {
   const Operands operands("rotary_decay", z);
   operands.check("z", z, {z.dim(0), 1, 2 * std::ssize(log_base)});
   operands.check("position", position, {z.dim(0)}, DType::i64);
-  pick(z, ref::rotary_decay, cpu::rotary_decay)(z, position, log_base, centre);
+  pick(z, ref::rotary_decay, cpu::rotary_decay, cuda::rotary_decay)(z, position, log_base, centre);
 }
 
 void rotary_forward(const View& y, const View& x, const View& z) {
   const Operands operands("rotary_forward", x);
   operands.check("y", y, x.shape());
   check_rotary(operands, x, z);
-  pick(x, ref::rotary_forward, cpu::rotary_forward)(y, x, z);
+  pick(x, ref::rotary_forward, cpu::rotary_forward, cuda::rotary_forward)(y, x, z);
 }
 
 void rotary_backward(const View& dx, const View& dz, const View& dy, const View& x, const View& z) {
@@ -49,7 +49,7 @@ void rotary_backward(const View& dx, const View& dz, const View& dy, const View&
     CAPSTAN_CHECK(dy.elements() == 0 || dx.data() != dy.data(),
                   "dz needs dy after dx is written: they cannot share memory");
   }
-  pick(dy, ref::rotary_backward, cpu::rotary_backward)(dx, dz, dy, x, z);
+  pick(dy, ref::rotary_backward, cpu::rotary_backward, cuda::rotary_backward)(dx, dz, dy, x, z);
 }
 
 namespace ref {

@@ -30,4 +30,11 @@ decltype(kernels::silu_forward) silu_forward;
 decltype(kernels::silu_backward) silu_backward;
 }  // namespace cpu
 
+namespace cuda {
+decltype(kernels::swiglu_forward) swiglu_forward;
+decltype(kernels::swiglu_backward) swiglu_backward;
+decltype(kernels::silu_forward) silu_forward;
+decltype(kernels::silu_backward) silu_backward;
+}  // namespace cuda
+
 }  // namespace capstan::kernels

@@ -10,7 +10,7 @@ void swiglu_forward(const View& h, const View& gate, const View& up) {
   const Operands operands("swiglu_forward", gate);
   operands.check("h", h, gate.shape());
   operands.check("up", up, gate.shape());
-  pick(gate, ref::swiglu_forward, cpu::swiglu_forward)(h, gate, up);
+  pick(gate, ref::swiglu_forward, cpu::swiglu_forward, cuda::swiglu_forward)(h, gate, up);
 }
 
 void swiglu_backward(const View& dgate, const View& dup, const View& dh, const View& gate, const View& up) {
@@ -19,19 +19,19 @@ void swiglu_backward(const View& dgate, const View& dup, const View& dh, const V
   operands.check("dup", dup, gate.shape());
   operands.check("dh", dh, gate.shape());
   operands.check("up", up, gate.shape());
-  pick(gate, ref::swiglu_backward, cpu::swiglu_backward)(dgate, dup, dh, gate, up);
+  pick(gate, ref::swiglu_backward, cpu::swiglu_backward, cuda::swiglu_backward)(dgate, dup, dh, gate, up);
 }
 
 void silu_forward(const View& y, const View& x) {
   Operands("silu_forward", x).check("y", y, x.shape());
-  pick(x, ref::silu_forward, cpu::silu_forward)(y, x);
+  pick(x, ref::silu_forward, cpu::silu_forward, cuda::silu_forward)(y, x);
 }
 
 void silu_backward(const View& dx, const View& dy, const View& x) {
   const Operands operands("silu_backward", x);
   operands.check("dx", dx, x.shape());
   operands.check("dy", dy, x.shape());
-  pick(x, ref::silu_backward, cpu::silu_backward)(dx, dy, x);
+  pick(x, ref::silu_backward, cpu::silu_backward, cuda::silu_backward)(dx, dy, x);
 }
 
 namespace ref {

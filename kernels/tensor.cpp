@@ -3,6 +3,7 @@
 #include <cstring>
 #include <limits>
 
+#include "kernels/device_cuda.h"
 #include "kernels/memory.h"
 
 namespace capstan::kernels {
@@ -31,7 +32,41 @@ std::string name_of(DType type) {
   return "?";
 }
 
-std::string name_of(Device device) { return device == Device::ref ? "ref" : "cpu"; }
+std::string name_of(Device device) {
+  switch (device) {
+    case Device::ref: return "ref";
+    case Device::cpu: return "cpu";
+    case Device::cuda: return "cuda";
+  }
+  return "?";
+}
+
+namespace {
+
+MemoryPlace place_of(Device device) { return device == Device::cuda ? MemoryPlace::gpu : MemoryPlace::host; }
+
+void fill_bytes(void* memory, Device device, int byte, std::int64_t bytes) {
+  if (bytes == 0) return;
+  if (device == Device::cuda) fill_device_memory(memory, byte, bytes);
+  else std::memset(memory, byte, std::size_t(bytes));
+}
+
+/// As many bytes as `to` has. On the host they may overlap.
+void copy_bytes(const View& to, const View& from) {
+  const bool to_gpu = to.device() == Device::cuda, from_gpu = from.device() == Device::cuda;
+  const std::int64_t bytes = to.bytes();
+  if (to_gpu && from_gpu) {
+    const char *const a = static_cast<char*>(to.data()), *const b = static_cast<char*>(from.data());
+    CAPSTAN_CHECK(a + bytes <= b || b + bytes <= a, "a copy of {} bytes on cuda overlaps itself", bytes);
+    copy_device_memory(to.data(), from.data(), bytes, DeviceCopy::on_device);
+  } else if (to_gpu || from_gpu) {
+    copy_device_memory(to.data(), from.data(), bytes, to_gpu ? DeviceCopy::from_host : DeviceCopy::to_host);
+  } else {
+    std::memmove(to.data(), from.data(), std::size_t(bytes));
+  }
+}
+
+}  // namespace
 
 Shape::Shape(std::initializer_list<std::int64_t> extents) : Shape(std::vector<std::int64_t>(extents)) {}
 
@@ -90,40 +125,44 @@ View View::reshape(Shape shape) const {
   return View(data_, type_, device_, shape);
 }
 
-void View::fill_zero() const {
-  if (bytes() > 0) std::memset(data_, 0, std::size_t(bytes()));
-}
+void View::fill_zero() const { fill_bytes(data_, device_, 0, bytes()); }
 
 void View::copy_from(const View& source) const {
   CAPSTAN_CHECK(source.type() == type_ && source.elements() == elements(), "copy {} {} into {} {}",
                 name_of(source.type()), source.shape().text(), name_of(type_), shape_.text());
-  if (bytes() > 0) std::memmove(data_, source.data(), std::size_t(bytes()));
+  if (bytes() == 0 || data_ == source.data()) return;
+  copy_bytes(*this, source);
 }
 
 Tensor::Tensor(Shape shape, DType type, Device device, Fill fill) {
   const std::int64_t bytes = shape.elements() * size_of(type);
-  memory_.reset(take_memory(bytes));
+  memory_ = {take_memory(bytes, place_of(device)), Free{device}};
   if (bytes > 0 && !memory_)
     fail(ExitCode::internal,
          "no memory for a tensor {} of {} bytes: use more ranks, a smaller micro-batch, or train.recompute",
          shape.text(), bytes);
-  if (bytes > 0 && fill == Fill::zero) std::memset(memory_.get(), 0, std::size_t(bytes));
+  if (fill == Fill::zero) fill_bytes(memory_.get(), device, 0, bytes);
 #ifndef NDEBUG
-  if (bytes > 0 && fill == Fill::none) std::memset(memory_.get(), 0xff, std::size_t(bytes));  // NaNs
+  if (bytes > 0 && fill == Fill::none && device != Device::cuda)
+    std::memset(memory_.get(), 0xff, std::size_t(bytes));  // NaNs
 #endif
   view_ = View(memory_.get(), type, device, shape);
 }
 
-void Tensor::Free::operator()(void* memory) const { give_memory(memory); }
+void Tensor::Free::operator()(void* memory) const { give_memory(memory, place_of(device)); }
 
 Tensor Tensor::clone() const {
   if (!view_) return {};
-  Tensor copy = empty_like(view_);
-  copy.view().copy_from(view_);
-  return copy;
+  return on_device(view_, view_.device());
 }
 
 Tensor zeros_like(const View& view) { return Tensor(view.shape(), view.type(), view.device()); }
+
+Tensor on_device(const View& view, Device device) {
+  Tensor copy(view.shape(), view.type(), device, Fill::none);
+  copy.view().copy_from(view);
+  return copy;
+}
 
 Tensor empty_like(const View& view) { return Tensor(view.shape(), view.type(), view.device(), Fill::none); }
 

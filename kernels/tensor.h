@@ -13,12 +13,13 @@
 
 namespace capstan::kernels {
 
-/// Element types. f64 is computed on `ref` only, bf16 on `cpu` only. Integers carry token ids, global indices and
+/// Element types. f64 is computed on `ref` only, bf16 on `cpu` and `cuda` only. Integers carry token ids, global indices and
 /// fixed-point sums.
 enum class DType : std::uint8_t { f64, f32, bf16, i64, i32, u8 };
 
-/// Where an operation runs. `ref`: naive, single thread, f32 and f64. `cpu`: SIMD and threads, f32 and bf16.
-enum class Device : std::uint8_t { ref, cpu };
+/// Where an operation runs. `ref`: naive, single thread, f32 and f64. `cpu`: SIMD and threads, f32 and bf16. `cuda`: the calling
+/// thread's GPU, f32 and bf16; work is queued on the thread's stream, and its memory is not the host's to touch.
+enum class Device : std::uint8_t { ref, cpu, cuda };
 
 std::int64_t size_of(DType type);  ///< bytes
 /// The type of sums, positions and gradients of weights beside values of `type`: f32 beside bf16, else the same.
@@ -68,9 +69,10 @@ class View {
   std::int64_t elements() const { return present_ ? shape_.elements() : 0; }
   std::int64_t bytes() const { return elements() * size_of(type_); }
 
-  /// The elements as T; the type must match.
+  /// The elements as T, for code of the host; the type must match. A view on `cuda` is refused: see host_values.
   template <class T> T* as() const {
-    CAPSTAN_CHECK(present_ && type_ == DTypeOf<T>::value, "view of {} read as {}", name_of(type_),
+    CAPSTAN_CHECK(present_ && type_ == DTypeOf<T>::value && device_ != Device::cuda,
+                  "view of {} on {} read as {} by the host", name_of(type_), name_of(device_),
                   name_of(DTypeOf<T>::value));
     return static_cast<T*>(data_);
   }
@@ -79,7 +81,9 @@ class View {
   View operator[](std::int64_t index) const;              ///< one entry of the first axis, which is dropped
   View reshape(Shape shape) const;                        ///< same elements, other extents
   void fill_zero() const;
-  void copy_from(const View& source) const;  ///< same type and number of elements
+  /// Same type and number of elements; devices may differ. On `cuda` this is queued like an operation; what comes to the host
+  /// from there is waited for.
+  void copy_from(const View& source) const;
 
  private:
   void* data_ = nullptr;
@@ -89,10 +93,10 @@ class View {
   bool present_ = false;
 };
 
-/// What new memory holds: zeros, or anything (in debug builds NaNs), for what is overwritten at once.
+/// What new memory holds: zeros, or anything (in debug builds NaNs, but on `cuda`), for what is overwritten at once.
 enum class Fill : std::uint8_t { zero, none };
 
-/// Owned memory (kernels/memory.h), 64-byte aligned. Moves, never copies by accident: see clone().
+/// Owned memory (kernels/memory.h), 64-byte aligned, 256-byte on `cuda`. Moves, never copies by accident: see clone().
 class Tensor {
  public:
   Tensor() = default;
@@ -109,6 +113,7 @@ class Tensor {
 
  private:
   struct Free {
+    Device device;
     void operator()(void* memory) const;
   };
   std::unique_ptr<void, Free> memory_;
@@ -118,6 +123,14 @@ class Tensor {
 /// Tensors of the same shape, type and device.
 Tensor zeros_like(const View& view);
 Tensor empty_like(const View& view);
+/// A copy on another device (or the same).
+Tensor on_device(const View& view, Device device);
+/// The elements, wherever they lie; those on `cuda` are waited for.
+template <class T> std::vector<T> host_values(const View& view) {
+  std::vector<T> values(static_cast<std::size_t>(view.elements()));
+  View(values.data(), DTypeOf<T>::value, Device::cpu, view.shape()).copy_from(view);
+  return values;
+}
 
 /// Calls f(float{}) or f(double{}): the body of every `ref` kernel.
 template <class F> void with_real(DType type, F&& f) {
@@ -126,16 +139,21 @@ template <class F> void with_real(DType type, F&& f) {
   f(float{});
 }
 
-/// Calls f(float{}) or f(BFloat16{}), the types that `cpu` stores values in: the body of its kernels.
+/// Calls f(float{}) or f(BFloat16{}), the types that `cpu` and `cuda` store values in: the body of their kernels.
 template <class F> void with_stored(DType type, F&& f) {
   if (type == DType::bf16) return f(BFloat16{});
-  CAPSTAN_CHECK(type == DType::f32, "{} is not a type that `cpu` computes with", name_of(type));
+  CAPSTAN_CHECK(type == DType::f32, "{} is not a type that `cpu` and `cuda` compute with", name_of(type));
   f(float{});
 }
 
-/// One entry of an operation's device table: every kernel header calls pick(view, ref::op, cpu::op)(…).
-template <class F> F* pick(const View& view, F* on_ref, F* on_cpu) {
-  return view.device() == Device::ref ? on_ref : on_cpu;
+/// One entry of an operation's device table: every operation calls pick(view, ref::op, cpu::op, cuda::op)(…).
+template <class F> F* pick(const View& view, F* on_ref, F* on_cpu, F* on_cuda) {
+  switch (view.device()) {
+    case Device::ref: return on_ref;
+    case Device::cpu: return on_cpu;
+    case Device::cuda: return on_cuda;
+  }
+  return nullptr;
 }
 
 /// Whether an operation replaces its result or adds to what is there.

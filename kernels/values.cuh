@@ -27,7 +27,9 @@ template <class T> constexpr int widest = 16 / sizeof(T);
 /// The elements of a view as the device names their type. The view lies in device memory.
 template <class T> using DeviceType = std::conditional_t<std::is_same_v<T, BFloat16>, __nv_bfloat16, T>;
 template <class T> DeviceType<T>* device_data(const View& view) {
-  return reinterpret_cast<DeviceType<T>*>(view.as<T>());
+  CAPSTAN_CHECK(view && view.type() == DTypeOf<T>::value, "view of {} read as {}", name_of(view.type()),
+                name_of(DTypeOf<T>::value));
+  return static_cast<DeviceType<T>*>(view.data());
 }
 
 /// Whether rows of C elements can be read in packs of `widest`: the address and every row's begin are 16-byte aligned.

@@ -499,6 +499,7 @@ TEST(SimtDetection, AfterAFault) {
   EXPECT_EQ(cudaDeviceSynchronize(), cudaErrorIllegalAddress);
   EXPECT_THROW(launch<void>(copy_some, dim3(1), dim3(32), nullptr, out.data(), in.data(), 1), std::runtime_error);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaErrorIllegalAddress);
+  kernels::release_kept_memory();  // it would be lost
   EXPECT_EQ(cudaDeviceReset(), cudaSuccess);
   const DeviceArray<float> again(std::vector<float>(32, 5));
   EXPECT_EQ(again.values()[31], 5);

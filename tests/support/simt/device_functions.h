@@ -182,6 +182,7 @@ inline float __fsqrt_rn(float x) { return std::sqrt(x); }
 inline float __fmaf_rn(float x, float y, float z) { return std::fma(x, y, z); }
 inline float __fadd_rn(float x, float y) { return x + y; }
 inline float __fmul_rn(float x, float y) { return x * y; }
+inline double __dmul_rn(double x, double y) { return x * y; }
 inline float __saturatef(float x) { return x > 0 ? std::fmin(x, 1.0f) : 0.0f; }
 inline float __sinf(float x) { return std::sin(x); }
 inline float __cosf(float x) { return std::cos(x); }
