@@ -10,6 +10,7 @@
 #include "kernels/attention_tile.h"
 #include "kernels/check.h"
 #include "kernels/dropout.h"
+#include "kernels/values.cuh"
 
 namespace capstan::kernels::cuda::attention {
 
@@ -69,7 +70,7 @@ struct Arguments {
 };
 
 /// The view's elements, or null.
-template <class T> T* pointer_or_null(const View& view) { return view ? view.as<T>() : nullptr; }
+template <class T> T* pointer_or_null(const View& view) { return view ? device_data<T>(view) : nullptr; }
 
 inline GatedArguments gated_arguments(int which, const QueryChunk& queries, const KeyChunk& keys,
                                       const GateRule& rule) {
@@ -85,7 +86,7 @@ inline GatedArguments gated_arguments(int which, const QueryChunk& queries, cons
   g.block = rule.block;
   g.window = rule.window;
   g.last = queries.terms.table[which].dim(2) - 1;
-  g.table = queries.terms.table[which].as<float>();
+  g.table = device_data<float>(queries.terms.table[which]);
   g.gate_q = of_q.data();
   g.gate_k = of_k.data();
   return g;
@@ -105,11 +106,11 @@ inline OrderFreeArguments order_free_arguments(const QueryChunk& queries, const 
   if (rows.relative) t.relative_last = rows.relative.dim(2) - 1;
   if (shared.distance_table) t.distance_last = shared.distance_table.dim(1) - 1;
   if (shared.fire.in) {
-    t.fire_in = shared.fire.in.as<float>();
-    t.fire_in_bias = shared.fire.in_bias.as<float>();
-    t.fire_out = shared.fire.out.as<float>();
-    t.fire_out_bias = shared.fire.out_bias.as<float>();
-    t.fire_scale = shared.fire.scale.as<float>();
+    t.fire_in = device_data<float>(shared.fire.in);
+    t.fire_in_bias = device_data<float>(shared.fire.in_bias);
+    t.fire_out = device_data<float>(shared.fire.out);
+    t.fire_out_bias = device_data<float>(shared.fire.out_bias);
+    t.fire_scale = device_data<float>(shared.fire.scale);
     t.fire_width = static_cast<int>(shared.fire.in.dim(0));
   }
   t.by_distance = t.relative || t.slope || t.distance_table || t.fire_width > 0;
@@ -130,12 +131,12 @@ inline Arguments arguments_of(const QueryChunk& queries, const KeyChunk& keys, c
   a.k = keys.k.data();
   a.v = keys.v.data();
   a.z = pointer_or_null<float>(keys.z);
-  a.query_index = queries.index.as<std::int64_t>();
+  a.query_index = device_data<std::int64_t>(queries.index);
   a.query_position = pointer_or_null<std::int64_t>(queries.position);
-  a.query_document = queries.document.as<std::int64_t>();
-  a.key_index = keys.index.as<std::int64_t>();
+  a.query_document = device_data<std::int64_t>(queries.document);
+  a.key_index = device_data<std::int64_t>(keys.index);
   a.key_position = pointer_or_null<std::int64_t>(keys.position);
-  a.key_document = keys.document.as<std::int64_t>();
+  a.key_document = device_data<std::int64_t>(keys.document);
   for (int which = 0; which < gated_sums; ++which)
     a.sum[which] = gated_arguments(which, queries, keys, settings.gates[which]);
   a.terms = order_free_arguments(queries, keys, settings.shared);

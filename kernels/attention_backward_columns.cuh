@@ -140,7 +140,7 @@ __device__ inline void add_query_tile(float (&sum)[Products::columns / 8][4], Ba
 
 /// dv, dz, dk or a gate_k's gradient; see the head of this file. Terms: any but s q·k.
 template <class Products, bool terms>
-__global__ void __launch_bounds__(block_threads)
+__global__ void __launch_bounds__(block_threads, 2)
     backward_columns(const __grid_constant__ Arguments a, const __grid_constant__ BackwardArguments b) {
   using T = typename Products::Element;
   BackwardShared<Products>& shared = ptx::shared<BackwardShared<Products>>();

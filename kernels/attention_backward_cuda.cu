@@ -2,7 +2,7 @@
 
 #include "kernels/attention_backward_columns.cuh"
 #include "kernels/attention_backward_rows.cuh"
-#include "kernels/attention_cuda.h"
+#include "kernels/attention_devices.h"
 #include "kernels/attention_launch.cuh"
 #include "kernels/device_scratch.cuh"
 #include "kernels/launch.cuh"
@@ -53,15 +53,15 @@ void add_heads(const View& d, const float* partial, const Arguments& a, std::int
                std::int64_t n) {
   if (!d) return;
   const auto blocks = static_cast<unsigned>((a.heads * n + block_threads - 1) / block_threads);
-  launch<void>(add_head_partials, dim3(blocks), dim3(block_threads), stream_of_thread(), d.as<float>(), partial,
+  launch<void>(add_head_partials, dim3(blocks), dim3(block_threads), stream_of_thread(), device_data<float>(d), partial,
                a.query_tiles(), a.heads, stride, from, n);
 }
 
 void add_all(const View& d, const float* partial, const Arguments& a, std::int64_t stride, std::int64_t from) {
   if (!d) return;
   launch<BlockReduction>(add_all_partials, dim3(static_cast<unsigned>(d.elements())), dim3(block_threads),
-                         stream_of_thread(), d.as<float>(), partial, a.query_tiles() * a.heads * block_warps, stride,
-                         from);
+                         stream_of_thread(), device_data<float>(d), partial, a.query_tiles() * a.heads * block_warps,
+                         stride, from);
 }
 
 /// Gradients of weights that all rows share, from the blocks' parts.
@@ -80,8 +80,8 @@ BackwardArguments backward_arguments(const AttentionBackwardState& state, const 
                                      const AttentionSaved& saved) {
   BackwardArguments b{};
   b.d_o = d_o.data();
-  b.lse = saved.lse.as<float>();
-  b.delta = saved.delta.as<float>();
+  b.lse = device_data<float>(saved.lse);
+  b.delta = device_data<float>(saved.delta);
   for (int w = 0; w < gated_sums; ++w) {
     b.horizon[w] = pointer_or_null<std::int64_t>(saved.horizon[w]);
     b.final_carry[w] = pointer_or_null<std::int64_t>(saved.carry[w]);
@@ -123,7 +123,7 @@ class Superblock {
     BackwardArguments b = b_;
     b.job = kind;
     b.which = which;
-    b.target = target.as<float>();
+    b.target = device_data<float>(target);
     return b;
   }
   BackwardArguments main_rows() const {

@@ -149,7 +149,7 @@ __device__ inline void load_row_tiles(BackwardShared<Products>& shared, const Ar
 
 /// dq, or a gate_q's gradient; see the head of this file. Terms: any but s q·k.
 template <class Products, bool terms>
-__global__ void __launch_bounds__(block_threads)
+__global__ void __launch_bounds__(block_threads, 2)
     backward_rows(const __grid_constant__ Arguments a, const __grid_constant__ BackwardArguments b) {
   using T = typename Products::Element;
   BackwardShared<Products>& shared = ptx::shared<BackwardShared<Products>>();

@@ -1,4 +1,4 @@
-#include "kernels/attention_cuda.h"
+#include "kernels/attention_devices.h"
 
 #include "kernels/attention_forward.cuh"
 #include "kernels/attention_launch.cuh"
@@ -6,7 +6,10 @@
 #include "kernels/launch.cuh"
 #include "kernels/stream_cuda.h"
 
-// Forward and gate sums of attention on a GPU; backward is in attention_backward_cuda.cu.
+// Forward and gate sums of attention on a GPU; backward is in attention_backward_cuda.cu. Head sizes are multiples of 8 up to 128, q in
+// f32 or bf16.
+//
+// Statistics are read back at the end of a call that wants them: 32 bytes, for which it waits for its stream.
 
 namespace capstan::kernels::cuda {
 
@@ -19,9 +22,9 @@ dim3 grid_of(const Arguments& a) {
 
 StateArguments state_arguments(const AttentionState& state, Counts* counts) {
   StateArguments s{};
-  s.o = state.o.as<float>();
-  s.m = state.m.as<float>();
-  s.l = state.l.as<float>();
+  s.o = device_data<float>(state.o);
+  s.m = device_data<float>(state.m);
+  s.l = device_data<float>(state.l);
   for (int w = 0; w < gated_sums; ++w) {
     s.carry[w] = pointer_or_null<std::int64_t>(state.carry[w]);
     s.horizon[w] = pointer_or_null<std::int64_t>(state.horizon[w]);
@@ -61,8 +64,8 @@ __global__ void __launch_bounds__(block_threads)
 }  // namespace
 }  // namespace attention
 
-void attention_forward_uncounted(const AttentionState& state, const QueryChunk& queries, const KeyChunk& keys,
-                                 const AttentionSettings& settings) {
+void attention_forward(const AttentionState& state, const QueryChunk& queries, const KeyChunk& keys,
+                       const AttentionSettings& settings) {
   attention::check_call(queries, keys);
   const attention::Arguments a = attention::arguments_of(queries, keys, settings);
   if (a.rows == 0 || a.keys == 0) return;
@@ -100,7 +103,7 @@ void attention_gate_sum(const View& sum, int which, const QueryChunk& queries, c
     using Products = decltype(products);
     launch<attention::GateSumShared<Products>>(attention::gate_sum_tiles<Products>, attention::grid_of(a),
                                                dim3(attention::block_threads), stream_of_thread(), a,
-                                               sum.as<std::int64_t>(), which);
+                                               device_data<std::int64_t>(sum), which);
   });
 }
 

@@ -146,8 +146,8 @@ TEST(SimtAttentionBits, GateSums) {
         for (const auto& [begin, end] : {std::pair<std::int64_t, std::int64_t>{0, 64}, {64, shape.tokens}}) {
           const Tensor sum({shape.tokens, 1}, DType::i64, Device::cpu);
           OnDevice device;
-          kernels::cuda::attention_gate_sum(device(sum.view()), w, device(inputs.queries(0, shape.tokens)),
-                                            device(inputs.keys(begin, end)), settings);
+          kernels::attention_gate_sum(device(sum.view()), w, device(inputs.queries(0, shape.tokens)),
+                                      device(inputs.keys(begin, end)), settings);
           device.download();
           for (std::size_t row = 0; row < total.size(); ++row) total[row] += sum.as<std::int64_t>()[row];
         }
@@ -185,8 +185,7 @@ TEST(SimtAttentionBits, WithoutStatistics) {
                                         device(state.horizon)};
     const kernels::QueryChunk queries = device(inputs.queries(0, 130));
     const kernels::KeyChunk keys = device(inputs.keys(0, 130));
-    if (counted) kernels::cuda::attention_forward(there, queries, keys, device(settings), result.stats);
-    else kernels::cuda::attention_forward_uncounted(there, queries, keys, device(settings));
+    kernels::attention_forward(there, queries, keys, device(settings), counted ? &result.stats : nullptr);
     device.download();
     return result;
   };

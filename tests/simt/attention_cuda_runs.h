@@ -9,7 +9,7 @@
 #include <map>
 #include <utility>
 
-#include "kernels/attention_cuda.h"
+#include "kernels/attention_tile.h"
 #include "tests/kernels/attention_runs.h"
 #include "tests/simt/device_array.h"
 
@@ -22,7 +22,7 @@ class OnDevice {
     if (!host) return {};
     const auto [place, made] = at_.try_emplace({host.data(), host.bytes()}, nullptr);
     if (made) place->second = &arrays_.emplace_back(host);
-    return kernels::View(place->second->bytes.data(), host.type(), host.device(), host.shape());
+    return kernels::View(place->second->bytes.data(), host.type(), kernels::Device::cuda, host.shape());
   }
   std::array<kernels::View, kernels::gated_sums> operator()(
       const std::array<kernels::View, kernels::gated_sums>& host) {
@@ -79,7 +79,7 @@ inline const TileKernels on_gpu{
       OnDevice device;
       const kernels::AttentionState there{device(state.o), device(state.m), device(state.l), device(state.carry),
                                           device(state.horizon)};
-      kernels::cuda::attention_forward(there, device(queries), device(keys), device(settings), *stats);
+      kernels::attention_forward(there, device(queries), device(keys), device(settings), stats);
       device.download();
     },
     [](const kernels::AttentionGradients& out, const kernels::AttentionBackwardState& state,
@@ -94,7 +94,7 @@ inline const TileKernels on_gpu{
       there.rows = out.rows.map(std::ref(device));
       there.keys = out.keys.map(std::ref(device));
       there.shared = device(out.shared);
-      kernels::cuda::attention_backward(
+      kernels::attention_backward(
           there, {device(state.carry), device(state.gate_grad)}, device(queries), device(keys), device(d_o),
           {device(saved.lse), device(saved.delta), device(saved.carry), device(saved.horizon)}, device(settings));
       device.download();

@@ -158,8 +158,8 @@ TEST(SimtAttention, CarryOverALongRow) {
   queries.terms.table[0] = table;
   const Tensor sum({rows, 1}, DType::i64, kernels::Device::cpu);
   OnDevice device;
-  kernels::cuda::attention_gate_sum(device(sum.view()), 0, device(queries), device(inputs.keys(0, tokens)),
-                                    settings_for(problem, 64));
+  kernels::attention_gate_sum(device(sum.view()), 0, device(queries), device(inputs.keys(0, tokens)),
+                              settings_for(problem, 64));
   device.download();
   double worst = 0, largest = 0;
   for (std::int64_t i = 0; i < rows; ++i) {
