@@ -96,7 +96,7 @@ TEST(SimtAttentionBits, FlatTiles) {
     shapes.push_back(shape_of(name));
   for (AttentionShape& shape : shapes)
     for (const std::int64_t tile : {64, 16}) {
-      shape.tokens = tile == 64 ? 130 : 40;
+      shape.tokens = tile == 64 ? 100 : 40;
       const AttentionProblem problem = random_attention(shape, 44);
       AttentionSettings settings = settings_for(problem, tile);
       TileRun flat = run_on_gpu(problem, DType::f32, settings);
