@@ -223,11 +223,13 @@ __global__ void __launch_bounds__(block_threads, 2)
   if constexpr (gated) sums.read(a, s, t, lane);
   Counts counts{};
   int turn = 0;
-  bool met = false;             // rows that see no key are left as they are
-  std::int64_t under_way = -1;  // the tile whose keys are being copied, or there
+  bool met = false;          // rows that see no key are left as they are
+  bool next_copied = false;  // the next tile's keys are being copied
   const std::int64_t first_key = a.key_index[0];
   const TileRange range = key_tiles_of(a, t, first_key);
   for (std::int64_t tile = range.end - 1; tile >= range.first; --tile) {
+    const bool copied = next_copied;
+    next_copied = false;
     Meeting m;
     if (!may_meet(m, a, t, tile, first_key, lane)) continue;
     unsigned votes = 0;
@@ -237,9 +239,9 @@ __global__ void __launch_bounds__(block_threads, 2)
       if ((votes & 1) == 0) continue;
     }
     met = true;
-    if (under_way != tile) ptx::copy_async_wait<0>();  // of a tile that met no row
-    __syncthreads();                                   // nobody reads the tile before any more
-    if (under_way != tile) load_keys(shared, a, t, tile);
+    if (!copied) ptx::copy_async_wait<0>();  // of a tile that met no row
+    __syncthreads();                         // nobody reads the tile before any more
+    if (!copied) load_keys(shared, a, t, tile);
     load_values(shared, a, t, m, s.of_z);
     ptx::copy_async_wait<1>();
     __syncthreads();
@@ -255,8 +257,8 @@ __global__ void __launch_bounds__(block_threads, 2)
     ptx::copy_async_wait<0>();
     __syncthreads();
     if (tile > range.first) {  // while the values are multiplied
-      under_way = tile - 1;
-      load_keys(shared, a, t, under_way);
+      load_keys(shared, a, t, tile - 1);
+      next_copied = true;
     }
     Products::multiply(o, logit, shared.u, shared.common.work, lane);
   }
