@@ -13,6 +13,7 @@
 #include "tests/kernels/attention_runs.h"
 #include "tests/kernels/attention_shapes.h"
 #include "tests/support/emulated_tiles.h"
+#include "tests/support/naive_bf16_attention.h"
 #include "tests/support/tensors.h"
 #include "tests/support/without_traps.h"
 
@@ -64,113 +65,13 @@ std::vector<NamedShape> shapes_without_z() {
   return shapes;
 }
 
-// ---- the naive implementation ---------------------------------------------------------------------------------------
-
-float bf16(float x) { return to_float(kernels::to_bfloat16(x)); }
-
-/// Attention with or without plain CoPE, row by row in f32 from the formulas of attention_tile.h; weights and gradients of
-/// scores are rounded to bf16 where they are multiplied with v, dO, k and q.
-class Naive {
- public:
-  DenseOutputs outputs;
-  DenseGradients gradients;
-
-  explicit Naive(const AttentionProblem& problem) : p_(problem.cast(DType::f32)) {
-    tokens_ = p_.q.shape()[0];
-    heads_ = p_.q.shape()[1];
-    groups_ = p_.k.shape()[1];
-    depth_ = p_.q.shape()[2];
-    scale_ = float(1 / std::sqrt(double(depth_)));
-    outputs.o = zeros_like(p_.q);
-    outputs.lse = Tensor({tokens_, heads_}, DType::f32, Device::ref);
-    gradients.dq = zeros_like(p_.q);
-    gradients.dk = zeros_like(p_.k);
-    gradients.dv = zeros_like(p_.v);
-    if (p_.table) gradients.dtable = zeros_like(p_.table);
-    for (std::int64_t head = 0; head < heads_; ++head)
-      for (std::int64_t row = 0; row < tokens_; ++row) attend(row, head);
-  }
-
- private:
-  float* of_row(const Tensor& x, std::int64_t row, std::int64_t head) const {
-    return x.as<float>() + (row * heads_ + head) * x.shape()[2];
-  }
-  float* of_key(const Tensor& x, std::int64_t key, std::int64_t head) const {
-    return x.as<float>() + (key * groups_ + head / (heads_ / groups_)) * depth_;
-  }
-  float dot(const float* a, const float* b) const {
-    float sum = 0;
-    for (std::int64_t d = 0; d < depth_; ++d) sum += a[d] * b[d];
-    return sum;
-  }
-  void add(float* to, float factor, const float* x) const {
-    for (std::int64_t d = 0; d < depth_; ++d) to[d] += factor * x[d];
-  }
-
-  void attend(std::int64_t row, std::int64_t head) {
-    std::int64_t first = row;
-    while (first > 0 && p_.document[first - 1] == p_.document[row]) --first;
-    const std::int64_t keys = row + 1 - first;
-    const float* q = of_row(p_.q, row, head);
-    std::vector<float> score(keys), logit(keys), gate(keys), place(keys, 0.0f);
-    for (std::int64_t j = 0; j < keys; ++j) logit[j] = score[j] = scale_ * dot(q, of_key(p_.k, first + j, head));
-    float position = 0;
-    for (std::int64_t j = keys - 1; p_.table && j >= 0; --j) {
-      gate[j] = 1 / (1 + std::exp(-score[j]));
-      position += gate[j];
-      place[j] = std::min(position, float(p_.table.shape()[2] - 1));
-      const float* table = of_row(p_.table, row, head);
-      const float low = std::floor(place[j]), weight = place[j] - low;
-      logit[j] += (1 - weight) * table[int(low)] + weight * table[int(std::ceil(place[j]))];
-    }
-    const float most = *std::max_element(logit.begin(), logit.end());
-    float sum = 0, *o = of_row(outputs.o, row, head);
-    for (std::int64_t j = 0; j < keys; ++j) {
-      const float weight = std::exp(logit[j] - most);
-      sum += weight;
-      add(o, bf16(weight), of_key(p_.v, first + j, head));
-    }
-    for (std::int64_t d = 0; d < depth_; ++d) o[d] /= sum;
-    outputs.lse.as<float>()[row * heads_ + head] = most + std::log(sum);
-    back(row, head, first, logit, gate, place);
-  }
-
-  void back(std::int64_t row, std::int64_t head, std::int64_t first, const std::vector<float>& logit,
-            const std::vector<float>& gate, const std::vector<float>& place) {
-    const float *q = of_row(p_.q, row, head), *d_o = of_row(p_.d_o, row, head),
-                lse = outputs.lse.as<float>()[row * heads_ + head], delta = dot(d_o, of_row(outputs.o, row, head));
-    float gate_grad = 0;
-    for (std::size_t j = 0; j < logit.size(); ++j) {
-      const std::int64_t key = first + std::int64_t(j);
-      const float weight = std::exp(logit[j] - lse);
-      add(of_key(gradients.dv, key, head), bf16(weight), d_o);
-      float d_score = weight * (dot(d_o, of_key(p_.v, key, head)) - delta);
-      if (p_.table) {
-        const float *table = of_row(p_.table, row, head), low = std::floor(place[j]), part = place[j] - low;
-        float* d_table = of_row(gradients.dtable, row, head);
-        const int below = int(low), above = int(std::ceil(place[j]));
-        d_table[below] += (1 - part) * d_score;
-        d_table[above] += part * d_score;
-        gate_grad += d_score * (table[above] - table[below]);
-        d_score += gate[j] * (1 - gate[j]) * gate_grad;
-      }
-      add(of_row(gradients.dq, row, head), scale_ * bf16(d_score), of_key(p_.k, key, head));
-      add(of_key(gradients.dk, key, head), scale_ * bf16(d_score), q);
-    }
-  }
-
-  AttentionProblem p_;
-  std::int64_t tokens_, heads_, groups_, depth_;
-  float scale_;
-};
-
 /// DESIGN §4: at most twice the naive error, both against f64 on the same bf16 inputs.
 void compare_with_naive(const AttentionShape& shape) {
   AttentionProblem problem = rounded_to_bf16(random_attention(shape, std::uint64_t(shape.tokens + shape.depth)));
   if (problem.table) problem.table = gentle_table(problem.table);
   const DenseOutputs exact = dense_attention(problem.inputs());
   const DenseGradients exact_back = dense_attention_backward(problem.inputs(), problem.d_o);
-  const Naive naive(problem);
+  const NaiveBf16 naive(problem);
   for (std::int64_t tile : {16, 64}) {
     SCOPED_TRACE(fmt::format("T {} H {} G {} D {} npos {} tile {}", shape.tokens, shape.heads, shape.groups,
                              shape.depth, shape.npos, tile));
