@@ -1,7 +1,7 @@
 #include "kernels/attention_devices.h"
 #include "kernels/device_cuda.h"
 #include "kernels/elements.cuh"
-#include "kernels/reduce_wide.cuh"
+#include "kernels/reduce.cuh"
 
 // What attention does to its state before the first tile and after the last one: row by row, a warp per row and head.
 

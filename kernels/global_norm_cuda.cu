@@ -4,7 +4,7 @@
 #include "kernels/elements.cuh"
 #include "kernels/global_norm.h"
 #include "kernels/ptx.cuh"
-#include "kernels/reduce_wide.cuh"
+#include "kernels/reduce.cuh"
 
 namespace capstan::kernels::cuda {
 

@@ -4,7 +4,7 @@
 #include "kernels/elements.cuh"
 #include "kernels/position_mlp.h"
 #include "kernels/ptx.cuh"
-#include "kernels/reduce_wide.cuh"
+#include "kernels/reduce.cuh"
 
 // The matrices act on heads, so the D columns of a token are independent of each other. Forward: a thread per column. Backward: a
 // block takes some tokens, one after the other, in strips of 32 columns that lie in shared memory, and sums its part of the
