@@ -2,6 +2,8 @@
 
 #include <stdexcept>
 
+#include "kernels/check.h"
+#include "kernels/check_cuda.h"
 #include "kernels/device_cuda.h"
 #include "kernels/ptx.cuh"
 
@@ -36,12 +38,15 @@ template <class T> __global__ void probe_instructions(T* out, const T* in) {
   out[threadIdx.x] = sum[0];
 }
 template __global__ void probe_instructions<float>(float*, const float*);
+
+/// 13000 is "13.0".
+std::string text_of_version(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
 }  // namespace
 
-std::string cuda_build() {
-  return "CUDA " + std::to_string(CUDART_VERSION / 1000) + "." + std::to_string(CUDART_VERSION % 1000 / 10) + ", " +
-         CAPSTAN_CUDA_NAMES;
-}
+std::string cuda_build() { return "CUDA " + text_of_version(CUDART_VERSION) + ", " + CAPSTAN_CUDA_NAMES; }
 
 int cuda_device_count() {
   int count = 0;
@@ -49,6 +54,38 @@ int cuda_device_count() {
   if (status == cudaErrorNoDevice || status == cudaErrorInsufficientDriver) return 0;
   if (status != cudaSuccess) throw std::runtime_error(std::string("cudaGetDeviceCount: ") + cudaGetErrorString(status));
   return count;
+}
+
+void require_device(int device) {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaErrorInsufficientDriver) {
+    int driver = 0;
+    check_cuda(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
+    fail(ExitCode::config,
+         "the device cuda needs a driver for CUDA {}: {}; install a newer driver, or choose the device cpu",
+         text_of_version(CUDART_VERSION),
+         driver == 0 ? "this machine has none" : "that of this machine is for CUDA " + text_of_version(driver));
+  }
+  if (status == cudaErrorNoDevice) count = 0;
+  else check_cuda(status, "cudaGetDeviceCount");
+  if (count == 0)
+    fail(ExitCode::config,
+         "the device cuda was asked for, but no GPU is to be seen here: choose the device cpu, or look at "
+         "nvidia-smi and CUDA_VISIBLE_DEVICES");
+  if (device < 0 || device >= count)
+    fail(ExitCode::config,
+         "GPU {} was asked for, but there are {} (numbers 0 to {}): CUDA_VISIBLE_DEVICES may hide some", device, count,
+         count - 1);
+}
+
+GpuInfo gpu_info(int device) {
+  cudaDeviceProp properties{};
+  check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+  char bus[32] = {};
+  check_cuda(cudaDeviceGetPCIBusId(bus, sizeof bus, device), "cudaDeviceGetPCIBusId");
+  return {properties.name, bus, static_cast<std::int64_t>(properties.totalGlobalMem), properties.major,
+          properties.minor};
 }
 
 }  // namespace capstan::kernels

@@ -10,6 +10,14 @@ namespace capstan::kernels {
 std::string cuda_build();
 /// Usable devices; 0 without CUDA, a driver or a GPU.
 int cuda_device_count();
+/// Error (config): why there is no GPU of this number to work with (no GPU, too old a driver, one too few), and what to do.
+void require_device(int device);
+struct GpuInfo {
+  std::string name, bus;  ///< "NVIDIA H200", "0000:19:00.0"
+  std::int64_t memory;    ///< bytes
+  int major, minor;       ///< compute capability
+};
+GpuInfo gpu_info(int device);
 
 // Memory of the GPU that the calling thread works with, for kernels/memory.h and tensor.h. "The queue" is the thread's stream
 // (stream_cuda.h). Without CUDA each of these throws.
@@ -32,5 +40,8 @@ void fill_device_memory(void* memory, int byte, std::int64_t bytes);
 enum class DeviceCopy : std::uint8_t { from_host, to_host, on_device };
 /// Queued; the host's memory has been read, or written, when this returns. Ranges do not overlap.
 void copy_device_memory(void* to, const void* from, std::int64_t bytes, DeviceCopy way);
+/// Queued: `rows` rows of `width` bytes, which begin `to_pitch` and `from_pitch` bytes from each other; both on the device.
+void copy_device_rows(void* to, std::int64_t to_pitch, const void* from, std::int64_t from_pitch, std::int64_t width,
+                      std::int64_t rows);
 
 }  // namespace capstan::kernels

@@ -64,4 +64,12 @@ void copy_device_memory(void* to, const void* from, std::int64_t bytes, DeviceCo
   check_cuda(cudaStreamSynchronize(stream_of_thread()), of_bytes("the end of cudaMemcpyAsync", bytes));
 }
 
+void copy_device_rows(void* to, std::int64_t to_pitch, const void* from, std::int64_t from_pitch, std::int64_t width,
+                      std::int64_t rows) {
+  const auto bytes = [](std::int64_t n) { return static_cast<std::size_t>(n); };
+  check_cuda(cudaMemcpy2DAsync(to, bytes(to_pitch), from, bytes(from_pitch), bytes(width), bytes(rows),
+                               cudaMemcpyDeviceToDevice, stream_of_thread()),
+             of_bytes("cudaMemcpy2DAsync", width * rows));
+}
+
 }  // namespace capstan::kernels

@@ -319,6 +319,13 @@ class MpiCommunicator final : public Communicator {
     return std::make_unique<MpiCommunicator>(part);
   }
 
+  std::unique_ptr<Communicator> split_by_host() override {
+    barrier();
+    MPI_Comm part = MPI_COMM_NULL;
+    CAPSTAN_MPI(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &part));
+    return std::make_unique<MpiCommunicator>(part);
+  }
+
   [[noreturn]] void abort(ExitCode code, const std::string& reason) override {
     // What all ranks found out together (a wrong recipe) is told by rank 0 alone: it ends the others before they speak.
     if (me() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(500));

@@ -65,6 +65,8 @@ class SelfCommunicator final : public Communicator {
     return make_self_communicator();
   }
 
+  std::unique_ptr<Communicator> split_by_host() override { return make_self_communicator(); }
+
   [[noreturn]] void abort(ExitCode code, const std::string& reason) override { end_process(code, 0, 1, reason); }
 
  private:

@@ -185,6 +185,8 @@ class ThreadCommunicator final : public Communicator {
     return std::make_unique<ThreadCommunicator>(run_, channel, std::move(group), new_rank);
   }
 
+  std::unique_ptr<Communicator> split_by_host() override { return split(0, rank_); }
+
   [[noreturn]] void abort(ExitCode code, const std::string& reason) override {
     end_process(code, me(), run_.size(), reason);
   }

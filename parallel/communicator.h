@@ -48,7 +48,7 @@ class Communicator {
   virtual ~Communicator() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  virtual std::string backend() const = 0;  ///< "self", "threads", "mpi"
+  virtual std::string backend() const = 0;  ///< "self", "threads", "mpi", "nccl"
 
   /// Starts all sends and receives at once. Sizes must agree on both sides. Messages over 1 GiB are split underneath.
   /// A message to oneself is allowed and copied.
@@ -56,6 +56,9 @@ class Communicator {
 
   /// Ranks with the same color form a new communicator, ordered by (key, old rank).
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
+
+  /// The ranks that share this one's host, in the order in which they are here.
+  virtual std::unique_ptr<Communicator> split_by_host() = 0;
 
   /// Ends every rank of the program at once with this exit code; `reason` is printed first, once, with the rank.
   [[noreturn]] virtual void abort(ExitCode code, const std::string& reason) = 0;
@@ -90,6 +93,10 @@ void run_on_threads(int ranks, const std::function<void(Communicator&)>& body);
 /// (Error config) a binary that another MPI's launcher started, where every rank would believe it is alone.
 /// Without MPI in the build: comm_mpi_absent.cpp, which throws "built without MPI" under a launcher.
 std::unique_ptr<Communicator> make_mpi_communicator();
+/// The ranks of `host` again. Messages whose data are on `cuda` go through NCCL, each rank with the GPU that its thread works with
+/// (kernels/device_queue.h); everything else goes through `host`, which must outlive it. Collective over the ranks. Without NCCL in
+/// the build: comm_nccl_absent.cpp, which throws.
+std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host);
 /// Finalises MPI if it was initialised. Called once, at the very end, by all ranks.
 void finalize_mpi();
 

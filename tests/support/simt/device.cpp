@@ -75,6 +75,12 @@ void set_device_memory(std::size_t bytes) {
   machine().memory().set_capacity(bytes);
 }
 
+void set_devices(int count, int driver) {
+  const std::scoped_lock guard(device().lock);
+  device().count = count;
+  device().driver = driver;
+}
+
 Session::Session(Order order) : before_(simt::order()) { set_order(order); }
 
 Session::~Session() {

@@ -22,6 +22,7 @@ struct Device {
   std::string fault;                 // what the kernel did that failed
   cudaError_t broken = cudaSuccess;  // a failed launch; every later call fails with it until the device is reset
   cudaError_t last_error = cudaSuccess;
+  int count = 1, driver = CUDART_VERSION;  // what a program sees of the machine
 
   /// Remembers an error for cudaGetLastError, and returns it.
   cudaError_t note(cudaError_t status);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 
 #include "tests/support/simt/device.h"
@@ -11,6 +12,9 @@ using namespace simt;
 namespace {
 
 constexpr int version = CUDART_VERSION;
+thread_local int device_of_thread = 0;
+
+bool exists(int number) { return number >= 0 && number < device().count; }
 
 /// The handle's event, nullptr if it is none.
 SimtEvent* find_event(cudaEvent_t handle) {
@@ -26,19 +30,30 @@ double milliseconds_now() {
 }  // namespace
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
-  return cudaSuccess;
+  *count = device().count;
+  if (device().driver < version) return cudaErrorInsufficientDriver;
+  return *count > 0 ? cudaSuccess : cudaErrorNoDevice;
 }
 
 cudaError_t cudaGetDevice(int* number) {
-  *number = 0;
+  *number = device_of_thread;
   return cudaSuccess;
 }
 
-cudaError_t cudaSetDevice(int number) { return device().note(number == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
+cudaError_t cudaSetDevice(int number) {
+  if (!exists(number)) return device().note(cudaErrorInvalidDevice);
+  device_of_thread = number;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char* bus, int bytes, int number) {
+  if (!exists(number)) return device().note(cudaErrorInvalidDevice);
+  std::snprintf(bus, std::size_t(bytes), "0000:%02x:00.0", unsigned(number + 1));
+  return cudaSuccess;
+}
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int number) {
-  if (number != 0) return device().note(cudaErrorInvalidDevice);
+  if (!exists(number)) return device().note(cudaErrorInvalidDevice);
   *properties = {};
   std::strcpy(properties->name, "SIMT emulator");
   properties->totalGlobalMem = machine().memory().capacity();
@@ -101,7 +116,7 @@ cudaError_t cudaRuntimeGetVersion(int* number) {
 }
 
 cudaError_t cudaDriverGetVersion(int* number) {
-  *number = version;
+  *number = device().driver;
   return cudaSuccess;
 }
 

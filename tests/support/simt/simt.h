@@ -37,5 +37,7 @@ class Session {
 
 /// How much memory the device has.
 void set_device_memory(std::size_t bytes);
+/// How many devices a program sees, and of which version (13000: 13.0; 0: none) their driver is. All devices are one and the same.
+void set_devices(int count, int driver);
 
 }  // namespace simt
