@@ -413,6 +413,7 @@ class CountingCommunicator : public Communicator {
     return inner_.exchange(sends, receives);
   }
   std::unique_ptr<Communicator> split(int color, int key) override { return inner_.split(color, key); }
+  std::unique_ptr<Communicator> split_by_host() override { return inner_.split_by_host(); }
   [[noreturn]] void abort(ExitCode code, const std::string& reason) override {
     inner_.abort(code, reason);
     std::abort();
