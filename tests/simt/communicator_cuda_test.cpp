@@ -178,7 +178,8 @@ TEST(SimtThreadCommunicator, LetsGoOfBuffersAfterAFailure) {
         const Message message{data, 1 - ranks.rank(), 2};
         if (ranks.rank() == 1) {
           ranks.exchange({&message, 1}, {})->wait();
-          return ranks.barrier();
+          ranks.barrier();
+          return ranks.barrier();  // its end would wait for the copy
         }
         auto pending = ranks.exchange({}, {&message, 1});
         ranks.barrier();  // the message is queued
@@ -188,6 +189,7 @@ TEST(SimtThreadCommunicator, LetsGoOfBuffersAfterAFailure) {
           EXPECT_EQ(host_values<float>(data), std::vector<float>(1000, 0));
           wait_for_device();  // whatever is still queued somewhere
         }
+        ranks.barrier();
         fail(ExitCode::stopped, "as planned");
       });
     } catch (const Error& error) { text = error.what(); }
