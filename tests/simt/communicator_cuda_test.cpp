@@ -130,15 +130,18 @@ TEST(SimtThreadCommunicator, KeepsTheOrderOfOneTag) {
   }
 }
 
+/// Becomes true when the calling thread's stream gets there.
+void set_when_reached(std::atomic<bool>& flag) {
+  const auto set = [](void* given) { *static_cast<std::atomic<bool>*>(given) = true; };
+  kernels::check_cuda(cudaLaunchHostFunc(kernels::stream_of_thread(), set, &flag), "cudaLaunchHostFunc");
+}
+
 TEST(SimtThreadCommunicator, NobodyWaitsForTheGpu) {
   const simt::Session session(simt::Order{});
   for_gpu_rank_counts(GpuBackend::threads, {2, 4}, [](Communicator& ranks) {
     std::atomic<bool> ran = false;
     const Tensor out = numbers(5, 1), in = numbers(5, 0);
-    kernels::check_cuda(
-        cudaLaunchHostFunc(
-            kernels::stream_of_thread(), [](void* flag) { *static_cast<std::atomic<bool>*>(flag) = true; }, &ran),
-        "cudaLaunchHostFunc");
+    set_when_reached(ran);
     ranks.barrier();
     const int next = (ranks.rank() + 1) % ranks.size(), before = (ranks.rank() + ranks.size() - 1) % ranks.size();
     ranks.exchange(std::vector<Message>{{out, next, 1}}, std::vector<Message>{{in, before, 1}})->wait();
@@ -147,6 +150,32 @@ TEST(SimtThreadCommunicator, NobodyWaitsForTheGpu) {
     EXPECT_EQ(host_values<float>(in)[0], 1);
     EXPECT_TRUE(ran);
     ranks.barrier();
+  });
+}
+
+// The copy waits for the slower of two ranks, and the work that the faster one queues beside it does not.
+TEST(SimtThreadCommunicator, WorkDoesNotWaitForTheExchange) {
+  const simt::Session session(simt::Order{});
+  std::atomic<bool> slow_work_ran = false;
+  for_gpu_rank_counts(GpuBackend::threads, {2}, [&](Communicator& ranks) {
+    const Tensor data = numbers(5, float(ranks.rank())), other = numbers(5, 3);
+    const Message message{data, 1 - ranks.rank(), 1};
+    std::unique_ptr<parallel::Pending> pending;
+    if (ranks.rank() == 0) {
+      set_when_reached(slow_work_ran);
+      pending = ranks.exchange({&message, 1}, {});
+    }
+    ranks.barrier();
+    if (ranks.rank() == 1) {  // comes second, and queues the copy
+      pending = ranks.exchange({}, {&message, 1});
+      kernels::add(other, other);
+      EXPECT_EQ(host_values<float>(other)[0], 6);
+      EXPECT_FALSE(slow_work_ran);
+    }
+    ranks.barrier();
+    pending->wait();
+    EXPECT_EQ(host_values<float>(data)[0], 0);
+    EXPECT_TRUE(slow_work_ran);
   });
 }
 
