@@ -26,6 +26,25 @@ class EightGpus {
   EightGpus& operator=(const EightGpus&) = delete;
 };
 
+/// Rank threads that look like processes on one host: each has a GPU of its own, and NCCL between them.
+class AsProcesses final : public parallel::Communicator {
+ public:
+  explicit AsProcesses(parallel::Communicator& threads) : threads_(threads) {}
+  int rank() const override { return threads_.rank(); }
+  int size() const override { return threads_.size(); }
+  std::string backend() const override { return "mpi"; }
+  std::unique_ptr<parallel::Pending> exchange(std::span<const parallel::Message> sends,
+                                              std::span<const parallel::Message> receives) override {
+    return threads_.exchange(sends, receives);
+  }
+  std::unique_ptr<Communicator> split(int color, int key) override { return threads_.split(color, key); }
+  std::unique_ptr<Communicator> split_by_host() override { return threads_.split_by_host(); }
+  [[noreturn]] void abort(ExitCode code, const std::string& reason) override { threads_.abort(code, reason); }
+
+ private:
+  parallel::Communicator& threads_;
+};
+
 /// The rank's part of a test: `host` is its communicator of threads.
 inline void on_gpu(GpuBackend backend, parallel::Communicator& host,
                    const std::function<void(parallel::Communicator&)>& body) {

@@ -5,6 +5,7 @@
 #include "kernels/device_cuda.h"
 #include "parallel/placement.h"
 #include "tests/simt/device_calls.h"
+#include "tests/simt/gpu_ranks.h"
 
 namespace capstan::tests {
 namespace {
@@ -49,6 +50,30 @@ TEST_F(PlacementOnGpu, ThreadsShareOne) {
     EXPECT_EQ(std::count(table.begin(), table.end(), '\n'), 4);
     EXPECT_NE(table.find("2  0: SIMT emulator"), std::string::npos) << table;
   });
+}
+
+/// Processes get a GPU each, by their place on the host; where they see one only, it must be another one for each.
+TEST_F(PlacementOnGpu, ProcessesGetOneEach) {
+  simt::set_devices(4, version);
+  parallel::run_on_threads(3, [](parallel::Communicator& comm) {
+    AsProcesses processes(comm);
+    const parallel::OnDevice place(processes, kernels::Device::cuda);
+    EXPECT_EQ(place.world().backend(), "nccl");
+    for (const char* line : {"0  0: SIMT emulator", "1  1: SIMT emulator", "2  2: SIMT emulator"})
+      EXPECT_NE(place.table().find(line), std::string::npos) << place.table();
+  });
+  const auto refused = [](int ranks) {
+    try {
+      parallel::run_on_threads(ranks, [](parallel::Communicator& comm) {
+        AsProcesses processes(comm);
+        parallel::OnDevice(processes, kernels::Device::cuda);
+      });
+    } catch (const Error& error) { return std::string(error.what()); }
+    return std::string();
+  };
+  EXPECT_NE(refused(5).find("5 ranks on host"), std::string::npos);
+  simt::set_devices(1, version);
+  EXPECT_NE(refused(2).find("ranks 0 and 1"), std::string::npos);
 }
 
 TEST_F(PlacementOnGpu, GpusAreNumbered) {
