@@ -1,6 +1,7 @@
 #pragma once
 // Ranks as threads with emulated GPUs: all on one GPU, or over the emulated NCCL with one each.
 
+#include <cstdlib>
 #include <functional>
 #include <initializer_list>
 #include <memory>
@@ -39,7 +40,10 @@ class AsProcesses final : public parallel::Communicator {
   }
   std::unique_ptr<Communicator> split(int color, int key) override { return threads_.split(color, key); }
   std::unique_ptr<Communicator> split_by_host() override { return threads_.split_by_host(); }
-  [[noreturn]] void abort(ExitCode code, const std::string& reason) override { threads_.abort(code, reason); }
+  [[noreturn]] void abort(ExitCode code, const std::string& reason) override {
+    threads_.abort(code, reason);
+    std::abort();  // not reached, which not every compiler sees
+  }
 
  private:
   parallel::Communicator& threads_;
