@@ -17,7 +17,8 @@
 // before its first such message until its Pendings are gone.
 //
 // NCCL knows no tags: what one rank sends to another is received in the order in which it was sent; and an exchange holds up all
-// later ones of its rank until its peers have come to theirs. A backend for all therefore asks of messages on `cuda`:
+// later ones of its rank until its peers have come to theirs (the first one of two ranks also holds up the host, to connect
+// them). A program that is to run on every backend keeps two rules for messages on `cuda`:
 //   1. Both ends of a message post it in exchanges that they count alike. If each rank's exchanges are numbered so that a
 //      message has one number on both sides, and every rank posts in the order of the numbers, then the exchange of the lowest
 //      number that is not done can always go on: nobody waits in a circle. Collectives, called by all in one order, are such

@@ -126,6 +126,17 @@ TEST(SimtNccl, AnExchangeThatIsLeftIsGivenUp) {
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
 }
 
+TEST(SimtNccl, NothingIsExchangedAfterOneThatWasLeft) {
+  const std::string text = error_of(2, [](Communicator& ranks) {
+    if (ranks.rank() == 1) return ranks.barrier();
+    const Tensor in = zeros(10);
+    const Message receive{in, 1, 1};
+    ranks.exchange({}, {&receive, 1}).reset();
+    ranks.exchange({}, {&receive, 1})->wait();
+  });
+  EXPECT_EQ(text, "rank 0: NCCL: an exchange after one that was left unfinished (rank 0, GPU 0)");
+}
+
 /// In a process of its own: the ranks meet, and then something goes wrong while all wait.
 void run_until_ended(const std::function<void(Communicator&)>& body) {
   const EightGpus gpus;
