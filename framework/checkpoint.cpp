@@ -147,7 +147,8 @@ void Checkpoint::read(const std::string& kind, const std::string& name, std::int
       using Stored = decltype(stored);
       const auto values =
           file.read_slab<Stored>(piece.slice.dataset(), first - piece.slice.begin, last - piece.slice.begin);
-      kernels::update_on_host(out.rows(first - begin, last - begin), [&](const View& host) {
+      const View part = out.reshape({out.elements()}).rows(first - begin, last - begin);
+      kernels::update_on_host(part, [&](const View& host) {
         kernels::with_real(host.type(), [&](auto wanted) {
           std::transform(values.begin(), values.end(), host.as<decltype(wanted)>(),
                          [](Stored v) { return decltype(wanted)(v); });
