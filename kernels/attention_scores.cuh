@@ -77,8 +77,12 @@ __device__ inline void load_gate_keys(float (*chunk)[Stride], const Arguments& a
   for (int at = static_cast<int>(threadIdx.x); at < tile_size * chunk_columns; at += block_threads) {
     const int key = at / chunk_columns, column = at % chunk_columns;
     const bool valid = (gates >> key & 1) != 0 && from + column < a.depth;
+    if (!valid) {
+      chunk[key][column] = 0;
+      continue;
+    }
     const std::int64_t row = gate_row(g, m.begin + key) * a.groups + group;
-    chunk[key][column] = valid ? gate_element<T>(g.gate_k, g.k_wide, row * a.depth + from + column) : 0.0f;
+    chunk[key][column] = gate_element<T>(g.gate_k, g.k_wide, row * a.depth + from + column);
   }
 }
 

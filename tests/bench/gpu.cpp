@@ -250,8 +250,9 @@ Measured Bench::ring(std::int64_t of_rank) {
 
 // ---- results --------------------------------------------------------------------------------------------------------
 
-std::string verdict(const Row& row, const Measured& m) {
+std::string verdict(const Row& row, const Measured& m, bool toy) {
   if (!m.ratio) return "not measured";
+  if (toy) return "toy size";
   const auto within = [&](double bound) {
     return row.better == Better::higher ? *m.ratio >= bound : *m.ratio <= bound;
   };
@@ -266,17 +267,18 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
-void print(const Row& row, const Measured& m, std::FILE* json) {
+void print(const Row& row, const Measured& m, bool toy, std::FILE* json) {
+  const std::string judged = verdict(row, m, toy);
   const std::string ratio = m.ratio ? fmt::format("{:.3f}", *m.ratio) : "-";
-  fmt::print("{:12} {:78} {:>5.2f} {:>5.2f} {:>8}  {}{}{}\n", row.id, row.what, row.floor, row.goal, ratio,
-             verdict(row, m), m.missing.empty() ? "" : ": ", m.missing);
+  fmt::print("{:12} {:78} {:>5.2f} {:>5.2f} {:>8}  {}{}{}\n", row.id, row.what, row.floor, row.goal, ratio, judged,
+             m.missing.empty() ? "" : ": ", m.missing);
   std::fflush(stdout);
   if (json == nullptr) return;
   fmt::print(json,
              "{{\"id\": \"{}\", \"what\": \"{}\", \"better\": \"{}\", \"floor\": {}, \"goal\": {}, \"ratio\": {}, "
              "\"seconds\": {:.6f}, \"verdict\": \"{}\", \"missing\": \"{}\"}}\n",
              row.id, escaped(row.what), row.better == Better::higher ? "higher" : "lower", row.floor, row.goal,
-             m.ratio ? fmt::format("{:.4f}", *m.ratio) : "null", m.seconds, verdict(row, m), escaped(m.missing));
+             m.ratio ? fmt::format("{:.4f}", *m.ratio) : "null", m.seconds, judged, escaped(m.missing));
   std::fflush(json);
 }
 
@@ -299,7 +301,7 @@ bool run(const Options& options) {
         good = false;
       }
     }
-    print(row, measured, json);
+    print(row, measured, options.toy, json);
   }
   if (json != nullptr) std::fclose(json);
   return good;
