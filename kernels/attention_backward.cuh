@@ -71,7 +71,7 @@ struct BackwardSums {
   __device__ BackwardSums(const Arguments& a, const BackwardArguments& b, const QueryTile& t) {
 #pragma unroll
     for (int w = 0; w < gated_sums; ++w)
-      if (a.sum[w].gates != Gates::none) horizon[w] = b.horizon[w][a.at(t.begin / a.tile, t.head)];
+      if (a.sum[w].gates != Gates::none) horizon[w] = b.horizon[w][a.at(t.number, t.head)];
   }
   /// A bit per sum for block_or: some row has a gate.
   __device__ unsigned find(const Arguments& a, const QueryTile& t, const Meeting& m, const Lane& lane) {
@@ -94,15 +94,15 @@ struct BackwardSums {
 template <class Products, Walk walk>
 __device__ inline void add_terms_again(Fragment& logit, Gated (&gated)[gated_sums], BackwardSums& sums,
                                        BackwardShared<Products>& shared, const Arguments& a, const QueryTile& t,
-                                       const Meeting& m, const OrderFreeRows& order_free, const Lane& lane) {
+                                       const Meeting& m, const Lane& lane) {
 #pragma unroll
   for (int w = 0; w < gated_sums; ++w) {
     if (a.sum[w].gates == Gates::none) continue;
     const bool first = w == 0 || a.sum[0].gates == Gates::none;
-    add_gated<Products, Terms::all, walk>(logit, gated[w], sums.carry[w], first, nullptr, shared.common, shared.q,
+    add_gated<Products, Terms::all, walk>(logit, gated[w], sums.carry[w], first, false, shared.common, shared.q,
                                           shared.k, a, a.sum[w], t, m, sums.path[w], lane);
   }
-  if (a.terms.any) add_order_free(logit, shared.common.work, a, order_free, m, t.head, lane);
+  if (a.terms.any) add_order_free(logit, shared.common.work, a, t, m, lane);
 }
 
 /// logit → A.
@@ -135,8 +135,7 @@ __device__ inline void value_scores(Fragment& d, BackwardShared<Products>& share
   if (a.z == nullptr) return;
   __syncthreads();
   Products::load(shared.d_o, rows_of<T>(b.d_o, t.begin, t.rows, a.heads, t.head, a.columns(), a.depth, a.depth));
-  Products::load_wide(shared.u,
-                      rows_of<float>(a.z, m.begin, m.keys, a.groups, a.group_of(t.head), a.depth, 0, a.depth));
+  Products::load_wide(shared.u, rows_of<float>(a.z, m.begin, m.keys, a.groups, t.group, a.depth, 0, a.depth));
   ptx::copy_async_commit();
   ptx::copy_async_wait<0>();
   __syncthreads();

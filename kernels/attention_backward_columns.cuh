@@ -57,7 +57,7 @@ __device__ inline void load_column_tiles(BackwardShared<Products>& shared, const
   const std::int64_t from = b.job == Job::dz ? a.depth : 0;
   Products::load(shared.d_o, rows_of<T>(b.d_o, t.begin, t.rows, a.heads, t.head, a.columns(), from, a.depth));
   if (b.job == Job::dk || b.job == Job::gate)
-    Products::load(shared.u, rows_of<T>(a.v, m.begin, m.keys, a.groups, a.group_of(t.head), a.depth, 0, a.depth));
+    Products::load(shared.u, rows_of<T>(a.v, m.begin, m.keys, a.groups, t.group, a.depth, 0, a.depth));
   ptx::copy_async_commit();
 }
 
@@ -114,7 +114,7 @@ __device__ inline void add_query_tile(float (&sum)[Products::columns / 8][4], Ba
   Fragment weight, d;
   Gated gated[gated_sums];
   scaled_scores<Products>(weight, shared.q, shared.k, a.scale, lane);
-  if constexpr (terms) add_terms_again<Products, Walk::given>(weight, gated, sums, shared, a, t, m, order_free, lane);
+  if constexpr (terms) add_terms_again<Products, Walk::given>(weight, gated, sums, shared, a, t, m, lane);
   find_weights(weight, saved, m, lane);
   ptx::copy_async_wait<0>();
   __syncthreads();

@@ -111,7 +111,7 @@ __device__ inline void multiply_gate_keys(float (&sum)[N][4], Work& work, const 
   for (int first = 0; first < N; first += chunk_columns / 8) {
     if (first * 8 >= a.depth) continue;
     __syncthreads();
-    load_gate_keys<T>(work.chunk, a, g, m, a.group_of(t.head), first * 8);
+    load_gate_keys<T>(work.chunk, a, g, m, t.group, first * 8);
     __syncthreads();
     fma_multiply<false, chunk_columns / 8>(sum, work.f32, work.chunk, first, lane);
   }
@@ -139,7 +139,7 @@ template <class Products>
 __device__ inline void load_row_tiles(BackwardShared<Products>& shared, const Arguments& a, const BackwardArguments& b,
                                       const QueryTile& t, const Meeting& m, bool again) {
   using T = typename Products::Element;
-  const std::int64_t group = a.group_of(t.head);
+  const std::int64_t group = t.group;
   Products::load(shared.k, rows_of<T>(a.k, m.begin, m.keys, a.groups, group, a.depth, 0, a.depth));
   ptx::copy_async_commit();
   Products::load(shared.u, rows_of<T>(a.v, m.begin, m.keys, a.groups, group, a.depth, 0, a.depth));
@@ -187,8 +187,7 @@ __global__ void __launch_bounds__(block_threads, 2)
     Fragment weight, d;
     Gated gated[gated_sums];
     scaled_scores<Products>(weight, shared.q, shared.k, a.scale, lane);
-    if constexpr (terms)
-      add_terms_again<Products, Walk::backward>(weight, gated, sums, shared, a, t, m, order_free, lane);
+    if constexpr (terms) add_terms_again<Products, Walk::backward>(weight, gated, sums, shared, a, t, m, lane);
     find_weights(weight, saved, m, lane);
     ptx::copy_async_wait<0>();
     __syncthreads();

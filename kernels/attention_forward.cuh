@@ -21,11 +21,8 @@ struct StateArguments {
   std::int64_t *carry[gated_sums], *horizon[gated_sums];  ///< [T, H], [query tiles, H], or null
   Counts* counts;                                         ///< of every block, or null: nobody counts
   bool of_z;                                              ///< the columns of z; else those of v, and all the state
-};
 
-template <class Products> struct ForwardShared {
-  typename Products::Tile q, k, u;
-  Common common;
+  __device__ bool counted() const { return counts != nullptr && !of_z; }
 };
 
 /// Softmax state of the thread's rows.
@@ -64,42 +61,86 @@ __device__ inline void softmax_weights(Fragment& logit, SoftmaxRows& rows, float
   }
 }
 
-/// The sums' carries and paths of a block, in forward.
-template <int Sums> struct ForwardSums {
-  Carry carry[Sums];
-  Path path[Sums];
+/// What a block's rows carry, per gated sum: in shared memory, where a loop over the sums finds it. A warp reads and writes its own rows
+/// only; the threads of a quad have the same numbers.
+struct Carries {
+  std::int64_t sum[gated_sums][tile_size];
 
-  __device__ void read(const Arguments& a, const StateArguments& s, const QueryTile& t, const Lane& lane) {
+  __device__ Carry of(int which, const Lane& lane) const {
+    Carry carry;
 #pragma unroll
-    for (int w = 0; w < Sums; ++w)
-#pragma unroll
-      for (int h = 0; h < half_rows; ++h)
-        if (a.sum[w].gates != Gates::none) carry[w].sum[h] = s.carry[w][a.at(t.row(lane, h), t.head)];
+    for (int h = 0; h < half_rows; ++h) carry.sum[h] = sum[which][lane.row(h)];
+    return carry;
   }
-  __device__ void write(const Arguments& a, const StateArguments& s, const QueryTile& t, const Lane& lane) const {
+  __device__ void keep(int which, const Carry& carry, const Lane& lane) {
+    __syncwarp();  // the quad has read
 #pragma unroll
-    for (int w = 0; w < Sums; ++w)
-#pragma unroll
-      for (int h = 0; h < half_rows; ++h)
-        if (a.sum[w].gates != Gates::none && lane.q == 0 && t.has(lane.row(h)))
-          s.carry[w][a.at(t.row(lane, h), t.head)] = carry[w].sum[h];
-  }
-  /// Bits for block_or: two per sum, as find_path says.
-  __device__ unsigned find(const Arguments& a, const QueryTile& t, const Meeting& m, const Lane& lane) {
-    unsigned bits = 0;
-#pragma unroll
-    for (int w = 0; w < Sums; ++w) {
-      const GatedArguments& g = a.sum[w];
-      if (g.gates == Gates::none) continue;
-      unsigned mine = find_path(path[w], a, g, m, t, lane);
-#pragma unroll
-      for (int h = 0; h < half_rows; ++h)
-        if (m.allowed[h] != 0 && !saturated(carry[w].sum[h], g.last)) mine |= 2;
-      bits |= mine << (2 * w);
-    }
-    return bits;
+    for (int h = 0; h < half_rows; ++h)
+      if (lane.q == 0) sum[which][lane.row(h)] = carry.sum[h];
+    __syncwarp();
   }
 };
+
+/// What all threads of a block know from its beginning to its end. In shared memory: as registers of each thread it would leave too few
+/// for the terms.
+struct BlockWork {
+  QueryTile rows;
+  std::int64_t first_key;
+  TileRange tiles;
+
+  __device__ BlockWork(const Arguments& a, std::int64_t number, std::int64_t head)
+      : rows(a, number, head), first_key(a.key_index[0]), tiles(key_tiles_of(a, rows, first_key)) {}
+};
+
+template <class Products> struct ForwardShared {
+  typename Products::Tile q, k, u;
+  Common common;
+  Carries carries;
+  BlockWork work;
+};
+
+template <int Sums>
+__device__ inline void read_carries(Carries& carries, const Arguments& a, const StateArguments& s, const QueryTile& t,
+                                    const Lane& lane) {
+#pragma unroll 1
+  for (int w = 0; w < Sums; ++w) {
+    if (a.sum[w].gates == Gates::none) continue;
+    Carry carry;
+#pragma unroll
+    for (int h = 0; h < half_rows; ++h) carry.sum[h] = s.carry[w][a.at(t.row(lane, h), t.head)];
+    carries.keep(w, carry, lane);
+  }
+}
+template <int Sums>
+__device__ inline void write_carries(const Carries& carries, const Arguments& a, const StateArguments& s,
+                                     const QueryTile& t, const Lane& lane) {
+#pragma unroll 1
+  for (int w = 0; w < Sums; ++w)
+#pragma unroll
+    for (int h = 0; h < half_rows; ++h)
+      if (a.sum[w].gates != Gates::none && lane.q == 0 && t.has(lane.row(h)))
+        s.carry[w][a.at(t.row(lane, h), t.head)] = carries.sum[w][lane.row(h)];
+}
+
+/// Bits for block_or, two per sum: 1 some row has a gate; 2 some row that sees keys is not saturated.
+template <int Sums>
+__device__ inline unsigned gates_of_tile(const Carries& carries, const Arguments& a, const QueryTile& t,
+                                         const Meeting& m, const Lane& lane) {
+  unsigned bits = 0;
+#pragma unroll 1
+  for (int w = 0; w < Sums; ++w) {
+    const GatedArguments& g = a.sum[w];
+    if (g.gates == Gates::none) continue;
+    Path path;
+    unsigned mine = find_path(path, a, g, m, t, lane);
+    const Carry carry = carries.of(w, lane);
+#pragma unroll
+    for (int h = 0; h < half_rows; ++h)
+      if (m.allowed[h] != 0 && !saturated(carry.sum[h], g.last)) mine |= 2;
+    bits |= mine << (2 * w);
+  }
+  return bits;
+}
 
 /// o's rows of the tile, columns from `from` on, to and from registers.
 template <int N>
@@ -138,20 +179,18 @@ template <int N> __device__ inline void shrink_rows(float (&sum)[N][4], const fl
     for (int i = 0; i < 4; ++i) sum[n][i] *= shrink[i / 2];
 }
 
-/// The block's counters: threads in the order of a butterfly, then warps.
-__device__ inline void write_counts(Counts* counts, Common& common, Counts mine, const Lane& lane) {
-  for (int step = 1; step < warp_lanes; step *= 2) {
-    mine.gate_sum += __shfl_xor_sync(all_lanes, mine.gate_sum, step);
-    mine.gates += __shfl_xor_sync(all_lanes, mine.gates, step);
-  }
-  if (lane.lane == 0) common.counts[lane.warp] = mine;
+/// The block's counters: its warps' gates in their order, and warp 0's tiles.
+__device__ inline void write_counts(Counts* counts, const Common& common) {
   __syncthreads();
   if (threadIdx.x != 0) return;
-  for (int warp = 1; warp < block_threads / warp_lanes; ++warp) {
-    mine.gate_sum += common.counts[warp].gate_sum;
-    mine.gates += common.counts[warp].gates;
-  }
-  counts[std::int64_t(blockIdx.y) * gridDim.x + blockIdx.x] = mine;
+  Counts sum = common.counts[0];
+  for (int warp = 1; warp < block_threads / warp_lanes; ++warp) sum += common.counts[warp];
+  counts[std::int64_t(blockIdx.y) * gridDim.x + blockIdx.x] = sum;
+}
+__device__ inline void count_tile(Counts& counts, bool all_flat) {
+  if (threadIdx.x != 0) return;
+  counts.tiles += 1;
+  counts.saturated_tiles += all_flat;
 }
 
 /// Begins to copy a tile's keys, and its values: a group of copies each.
@@ -161,43 +200,46 @@ __device__ inline void load_keys(ForwardShared<Products>& shared, const Argument
   using T = typename Products::Element;
   const std::int64_t begin = tile * a.tile;
   const int keys = static_cast<int>(min(a.tile, a.keys - begin));
-  Products::load(shared.k, rows_of<T>(a.k, begin, keys, a.groups, a.group_of(t.head), a.depth, 0, a.depth));
+  Products::load(shared.k, rows_of<T>(a.k, begin, keys, a.groups, t.group, a.depth, 0, a.depth));
   ptx::copy_async_commit();
 }
 template <class Products>
 __device__ inline void load_values(ForwardShared<Products>& shared, const Arguments& a, const QueryTile& t,
                                    const Meeting& m, bool of_z) {
   using T = typename Products::Element;
-  const std::int64_t group = a.group_of(t.head);
+  const std::int64_t group = t.group;
   if (of_z) Products::load_wide(shared.u, rows_of<float>(a.z, m.begin, m.keys, a.groups, group, a.depth, 0, a.depth));
   else Products::load(shared.u, rows_of<T>(a.v, m.begin, m.keys, a.groups, group, a.depth, 0, a.depth));
   ptx::copy_async_commit();
 }
 
-/// The biases of all terms; horizon and carries go on.
+/// The biases of all terms; horizon and carries go on. The loop over the sums stays a loop: two copies of its body would want more
+/// registers than there are.
 template <class Products, Terms terms>
-__device__ inline void add_terms(Fragment& logit, ForwardSums<sums_of<terms>>& sums, ForwardShared<Products>& shared,
-                                 Counts& counts, const Arguments& a, const StateArguments& s, const QueryTile& t,
-                                 const Meeting& m, unsigned votes, const Lane& lane) {
+__device__ inline void add_terms(Fragment& logit, ForwardShared<Products>& shared, const Arguments& a,
+                                 const StateArguments& s, const QueryTile& t, const Meeting& m, unsigned votes,
+                                 const Lane& lane) {
   bool all_flat = a.gated;
-#pragma unroll
+#pragma unroll 1
   for (int w = 0; w < sums_of<terms>; ++w) {
     const GatedArguments& g = a.sum[w];
     if (g.gates == Gates::none) continue;
-    Path& path = sums.path[w];
+    Path path;
     choose_path(path, a, g, m, (votes >> (2 * w) & 3) == 3);
+    if (path.general) find_path(path, a, g, m, t, lane);
     all_flat = all_flat && path.flat;
     Gated gated;
+    Carry carry = shared.carries.of(w, lane);
     const bool first = w == 0 || a.sum[0].gates == Gates::none;
-    add_gated<Products, terms, Walk::forward>(logit, gated, sums.carry[w], first,
-                                              w == 0 && s.counts ? &counts : nullptr, shared.common, shared.q, shared.k,
-                                              a, g, t, m, path, lane);
+    add_gated<Products, terms, Walk::forward>(logit, gated, carry, first, w == 0 && s.counted(), shared.common,
+                                              shared.q, shared.k, a, g, t, m, path, lane);
+    if (path.summed) shared.carries.keep(w, carry, lane);
     if (path.summed && !s.of_z && threadIdx.x == 0)  // the farthest tile so far
-      s.horizon[w][a.at(t.begin / a.tile, t.head)] = m.first;
+      s.horizon[w][a.at(t.number, t.head)] = m.first;
   }
-  counts.saturated_tiles += all_flat;
+  if (s.counted()) count_tile(shared.common.counts[0], all_flat);
   if constexpr (terms == Terms::all)
-    if (a.terms.any) add_order_free(logit, shared.common.work, a, OrderFreeRows(a, t, lane), m, t.head, lane);
+    if (a.terms.any) add_order_free(logit, shared.common.work, a, t, m, lane);
 }
 
 template <class Products, Terms terms>
@@ -207,7 +249,11 @@ __global__ void __launch_bounds__(block_threads, 2)
   constexpr int blocks = Products::columns / 8;
   ForwardShared<Products>& shared = ptx::shared<ForwardShared<Products>>();
   const Lane lane;
-  const QueryTile t(a, a.query_tiles() - 1 - blockIdx.x, blockIdx.y);  // the longest rows begin first
+  if (threadIdx.x == 0)
+    shared.work = BlockWork(a, a.query_tiles() - 1 - blockIdx.x, blockIdx.y);  // the longest rows begin first
+  __syncthreads();
+  const QueryTile& t = shared.work.rows;
+  const TileRange& range = shared.work.tiles;
   Products::load(shared.q, rows_of<T>(a.q, t.begin, t.rows, a.heads, t.head, a.depth, 0, a.depth));
   const std::int64_t from = s.of_z ? a.depth : 0;
   float o[blocks][4];
@@ -219,23 +265,22 @@ __global__ void __launch_bounds__(block_threads, 2)
     softmax.l[h] = s.l[a.at(t.row(lane, h), t.head)];
   }
   constexpr bool gated = terms != Terms::none;
-  ForwardSums<sums_of<terms>> sums;
-  if constexpr (gated) sums.read(a, s, t, lane);
-  Counts counts{};
+  if constexpr (gated) read_carries<sums_of<terms>>(shared.carries, a, s, t, lane);
+  if (lane.lane == 0) shared.common.counts[lane.warp] = {};
   int turn = 0;
   bool met = false;          // rows that see no key are left as they are
   bool next_copied = false;  // the next tile's keys are being copied
-  const std::int64_t first_key = a.key_index[0];
-  const TileRange range = key_tiles_of(a, t, first_key);
-  for (std::int64_t tile = range.end - 1; tile >= range.first; --tile) {
+  for (int left = static_cast<int>(range.end - range.first) - 1; left >= 0; --left) {
+    const std::int64_t tile = range.first + left;
     const bool copied = next_copied;
     next_copied = false;
     Meeting m;
-    if (!may_meet(m, a, t, tile, first_key, lane)) continue;
+    if (!may_meet(m, a, t, tile, shared.work.first_key, lane)) continue;
     unsigned votes = 0;
     if (!m.all || (gated && a.gated)) {
       const unsigned mine = (m.allowed[0] | m.allowed[1]) != 0 ? 1 : 0;
-      votes = block_or<5>(shared.common.votes, turn, mine | (gated ? sums.find(a, t, m, lane) << 1 : 0), lane);
+      const unsigned gates = gated ? gates_of_tile<sums_of<terms>>(shared.carries, a, t, m, lane) : 0;
+      votes = block_or<5>(shared.common.votes, turn, mine | gates << 1, lane);
       if ((votes & 1) == 0) continue;
     }
     met = true;
@@ -247,8 +292,8 @@ __global__ void __launch_bounds__(block_threads, 2)
     __syncthreads();
     Fragment logit;
     scaled_scores<Products>(logit, shared.q, shared.k, a.scale, lane);
-    counts.tiles += 1;
-    if constexpr (gated) add_terms<Products, terms>(logit, sums, shared, counts, a, s, t, m, votes >> 1, lane);
+    if constexpr (gated) add_terms<Products, terms>(logit, shared, a, s, t, m, votes >> 1, lane);
+    else if (s.counted()) count_tile(shared.common.counts[0], false);
     apply_mask(logit, m, lane);
     float shrink[half_rows];
     softmax_weights(logit, softmax, shrink);
@@ -256,8 +301,8 @@ __global__ void __launch_bounds__(block_threads, 2)
     shrink_rows(o, shrink);
     ptx::copy_async_wait<0>();
     __syncthreads();
-    if (tile > range.first) {  // while the values are multiplied
-      load_keys(shared, a, t, tile - 1);
+    if (left > 0) {  // while the values are multiplied; found from `left`, so that `tile` is not kept until here
+      load_keys(shared, a, t, range.first + left - 1);
       next_copied = true;
     }
     Products::multiply(o, logit, shared.u, shared.common.work, lane);
@@ -267,10 +312,9 @@ __global__ void __launch_bounds__(block_threads, 2)
     write_rows(s.o, o, a, t, a.columns(), from, lane);
     if (!s.of_z) write_softmax(s, softmax, a, t, lane);
     if constexpr (gated)
-      if (!s.of_z) sums.write(a, s, t, lane);
+      if (!s.of_z) write_carries<sums_of<terms>>(shared.carries, a, s, t, lane);
   }
-  if (s.of_z) return;
-  if (s.counts != nullptr) write_counts(s.counts, shared.common, counts, lane);
+  if (s.counted()) write_counts(s.counts, shared.common);
 }
 
 // ---- gate sums ------------------------------------------------------------------------------------------------------
@@ -303,7 +347,7 @@ __global__ void __launch_bounds__(block_threads)
     if (g.separate) {
       gate_scores<T>(scores, shared.common.work, a, g, t, m, lane);
     } else {
-      Products::load(shared.k, rows_of<T>(a.k, m.begin, m.keys, a.groups, a.group_of(t.head), a.depth, 0, a.depth));
+      Products::load(shared.k, rows_of<T>(a.k, m.begin, m.keys, a.groups, t.group, a.depth, 0, a.depth));
       ptx::copy_async_commit();
       ptx::copy_async_wait<0>();
       __syncthreads();

@@ -20,14 +20,15 @@ __device__ inline std::uint64_t low_bits(std::int64_t n) {
 
 /// A query tile of one head, the same for all key tiles.
 struct QueryTile {
-  std::int64_t begin, head;
+  std::int64_t number, begin, head, group;
   int rows;
   std::int64_t first_index, last_index, first_document, last_document;
 
-  __device__ QueryTile(const Arguments& a, std::int64_t number, std::int64_t head_in)
-      : begin(number * a.tile), head(head_in), rows(static_cast<int>(min(a.tile, a.rows - begin))),
-        first_index(a.query_index[begin]), last_index(a.query_index[begin + rows - 1]),
-        first_document(a.query_document[begin]), last_document(a.query_document[begin + rows - 1]) {}
+  __device__ QueryTile(const Arguments& a, std::int64_t number_in, std::int64_t head_in)
+      : number(number_in), begin(number * a.tile), head(head_in), group(a.group_of(head)),
+        rows(static_cast<int>(min(a.tile, a.rows - begin))), first_index(a.query_index[begin]),
+        last_index(a.query_index[begin + rows - 1]), first_document(a.query_document[begin]),
+        last_document(a.query_document[begin + rows - 1]) {}
   __device__ bool has(int row) const { return row < rows; }
   /// Row h of the thread in the query chunk; rows beyond the tile's end stand for its last.
   __device__ std::int64_t row(const Lane& lane, int h) const { return begin + min(lane.row(h), rows - 1); }

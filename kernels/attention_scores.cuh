@@ -42,7 +42,7 @@ template <Terms terms> constexpr int sums_of = terms == Terms::all ? gated_sums 
 struct Common {
   Work work;
   Votes votes;
-  Counts counts[block_threads / warp_lanes];
+  Counts counts[block_threads / warp_lanes];  ///< of each warp, written by its lane 0
 };
 
 // ---- gates with scores of their own ---------------------------------------------------------------------------------
@@ -77,8 +77,12 @@ __device__ inline void load_gate_keys(float (*chunk)[Stride], const Arguments& a
   for (int at = static_cast<int>(threadIdx.x); at < tile_size * chunk_columns; at += block_threads) {
     const int key = at / chunk_columns, column = at % chunk_columns;
     const bool valid = (gates >> key & 1) != 0 && from + column < a.depth;
+    if (!valid) {
+      chunk[key][column] = 0;
+      continue;
+    }
     const std::int64_t row = gate_row(g, m.begin + key) * a.groups + group;
-    chunk[key][column] = valid ? gate_element<T>(g.gate_k, g.k_wide, row * a.depth + from + column) : 0.0f;
+    chunk[key][column] = gate_element<T>(g.gate_k, g.k_wide, row * a.depth + from + column);
   }
 }
 
@@ -90,7 +94,7 @@ __device__ inline void gate_scores(Fragment& u, Work& work, const Arguments& a, 
   for (int from = 0; from < a.depth; from += chunk_columns) {
     __syncthreads();
     load_gate_queries<T>(work.f32, a, g, t, from);
-    load_gate_keys<T>(work.chunk, a, g, m, a.group_of(t.head), from);
+    load_gate_keys<T>(work.chunk, a, g, m, t.group, from);
     __syncthreads();
     fma_scores<chunk_columns, true>(u, work.f32, work.chunk, lane);
   }
@@ -143,11 +147,19 @@ struct Carry {
   }
 };
 
-__device__ inline void count_gates(Counts& mine, const Fragment& gate, const Words& has, const Lane& lane) {
-  float sum = 0;
-  for_each_element(lane, [&](int n, int i, int, int) { sum += gate.at[n][i]; });
-  mine.gate_sum += static_cast<double>(sum);
-  if (lane.q == 0) mine.gates += __popcll(has[0]) + __popcll(has[1]);
+/// The warp's gates: threads' sums in the order of a butterfly.
+__device__ inline void count_gates(Counts& of_warp, const Fragment& gate, const Words& has, const Lane& lane) {
+  float of_thread = 0;
+  for_each_element(lane, [&](int n, int i, int, int) { of_thread += gate.at[n][i]; });
+  double sum = static_cast<double>(of_thread);
+  int gates = lane.q == 0 ? __popcll(has[0]) + __popcll(has[1]) : 0;
+  for (int step = 1; step < warp_lanes; step *= 2) {
+    sum += __shfl_xor_sync(all_lanes, sum, step);
+    gates += __shfl_xor_sync(all_lanes, gates, step);
+  }
+  if (lane.lane != 0) return;
+  of_warp.gate_sum += sum;
+  of_warp.gates += gates;
 }
 
 /// What backward wants again.
@@ -171,33 +183,26 @@ __device__ inline void find_gated(Fragment& gate, const Fragment& logit, bool fi
                                   const typename Products::Tile& q, const typename Products::Tile& k,
                                   const Arguments& a, const GatedArguments& g, const QueryTile& t, const Meeting& m,
                                   const Path& path, const Lane& lane) {
-  if constexpr (terms == Terms::gates) {
-    find_gate_values(gate, logit, path.has, g.floor, lane);
-  } else if (g.separate) {
-    gate_scores<typename Products::Element>(gate, common.work, a, g, t, m, lane);
-    find_gate_values(gate, gate, path.has, g.floor, lane);
-  } else if (first) {
-    find_gate_values(gate, logit, path.has, g.floor, lane);
-  } else {
-    scaled_scores<Products>(gate, q, k, a.scale, lane);
-    find_gate_values(gate, gate, path.has, g.floor, lane);
-  }
+  if (terms == Terms::all && g.separate) gate_scores<typename Products::Element>(gate, common.work, a, g, t, m, lane);
+  else if (terms == Terms::gates || first) gate = logit;
+  else scaled_scores<Products>(gate, q, k, a.scale, lane);
+  find_gate_values(gate, gate, path.has, g.floor, lane);
 }
 
 /// Logits of one gated sum: logit += its bias. `first`: logit are scores s q·k. The carry goes on by the tile's gates, exactly: on
 /// entry of the tile it is what comes in (forward), or that less what the tile adds (backward), or carry.value (given).
 template <class Products, Terms terms, Walk walk>
-__device__ inline void add_gated(Fragment& logit, Gated& gated, Carry& carry, bool first, Counts* counts,
-                                 Common& common, const typename Products::Tile& q, const typename Products::Tile& k,
-                                 const Arguments& a, const GatedArguments& g, const QueryTile& t, const Meeting& m,
-                                 const Path& path, const Lane& lane) {
+__device__ inline void add_gated(Fragment& logit, Gated& gated, Carry& carry, bool first, bool counted, Common& common,
+                                 const typename Products::Tile& q, const typename Products::Tile& k, const Arguments& a,
+                                 const GatedArguments& g, const QueryTile& t, const Meeting& m, const Path& path,
+                                 const Lane& lane) {
   const TableRows table(a, g, t, lane);
   if (!path.general) {
     if (walk != Walk::given) carry.find_value(g);
     return add_row_bias(logit, carry.value, table.at, lane);
   }
   find_gated<Products, terms>(gated.gate, logit, first, common, q, k, a, g, t, m, path, lane);
-  if (counts != nullptr) count_gates(*counts, gated.gate, path.has, lane);
+  if (counted) count_gates(common.counts[lane.warp], gated.gate, path.has, lane);
   std::int64_t added[half_rows] = {};
   if (walk != Walk::given && path.summed)
 #pragma unroll

@@ -30,32 +30,29 @@ struct FireScale {
   __device__ float denominator(float position) const { return logf(1 + c * fmaxf(position, reach)) + fire_least; }
 };
 
-/// What the thread's rows bring to the terms, of one head.
-struct OrderFreeRows {
-  std::int64_t position[half_rows] = {}, offset[half_rows] = {};
-  std::int64_t at[half_rows];  ///< [row, head]
+/// What one of the thread's rows brings to the terms, of one head.
+struct OrderFreeRow {
+  std::int64_t position = 0, offset = 0;
+  std::int64_t at;  ///< [row, head]
 
-  __device__ OrderFreeRows(const Arguments& a, const QueryTile& t, const Lane& lane) {
-#pragma unroll
-    for (int h = 0; h < half_rows; ++h) {
-      const std::int64_t row = t.row(lane, h);
-      at[h] = a.at(row, t.head);
-      if (a.terms.by_distance) position[h] = a.query_position[row];
-      if (a.terms.row_offset) offset[h] = a.terms.row_offset[at[h]];
-    }
+  __device__ OrderFreeRow(const Arguments& a, const QueryTile& t, const Lane& lane, int h) {
+    const std::int64_t row = t.row(lane, h);
+    at = a.at(row, t.head);
+    if (a.terms.by_distance) position = a.query_position[row];
+    if (a.terms.row_offset) offset = a.terms.row_offset[at];
   }
-  __device__ const float* offset_table(const Arguments& a, int h) const {
-    return a.terms.offset_table + at[h] * (a.terms.offset_last + 1);
+  __device__ const float* offset_table(const Arguments& a) const {
+    return a.terms.offset_table + at * (a.terms.offset_last + 1);
   }
-  __device__ const float* relative(const Arguments& a, int h) const {
-    return a.terms.relative + at[h] * (a.terms.relative_last + 1);
+  __device__ const float* relative(const Arguments& a) const {
+    return a.terms.relative + at * (a.terms.relative_last + 1);
   }
-  /// Row h's distance to a key of the tile; 0 to keys that lie beyond it, or are none.
-  __device__ std::int64_t distance(const Arguments& a, const Meeting& m, int h, int column) const {
-    return max(std::int64_t(0), position[h] - a.key_position[m.begin + min(column, m.keys - 1)]);
+  /// The row's distance to a key of the tile; 0 to keys that lie beyond it, or are none.
+  __device__ std::int64_t distance(const Arguments& a, const Meeting& m, int column) const {
+    return max(std::int64_t(0), position - a.key_position[m.begin + min(column, m.keys - 1)]);
   }
-  __device__ std::int64_t delta(const Arguments& a, const Meeting& m, std::int64_t head, int h, int column) const {
-    return offset[h] - a.terms.key_offset[a.at(m.begin + min(column, m.keys - 1), head)];
+  __device__ std::int64_t delta(const Arguments& a, const Meeting& m, std::int64_t head, int column) const {
+    return offset - a.terms.key_offset[a.at(m.begin + min(column, m.keys - 1), head)];
   }
 };
 
@@ -71,41 +68,43 @@ __device__ inline float fire_bias(const OrderFreeArguments& terms, std::int64_t 
 }
 
 /// All terms of one pair, added to x in their order.
-__device__ inline float with_order_free(float x, const Arguments& a, const OrderFreeRows& rows, const Meeting& m,
-                                        std::int64_t head, int h, int column) {
+__device__ inline float with_order_free(float x, const Arguments& a, const OrderFreeRow& row, const Meeting& m,
+                                        std::int64_t head, int column) {
   const OrderFreeArguments& terms = a.terms;
   if (terms.row_offset) {
-    const std::int64_t delta = rows.delta(a, m, head, h, column);
-    x += terms.offset_table ? Place(offset_place(delta, terms.offset_last)).value(rows.offset_table(a, h))
+    const std::int64_t delta = row.delta(a, m, head, column);
+    x += terms.offset_table ? Place(offset_place(delta, terms.offset_last)).value(row.offset_table(a))
                             : offset_value(delta);
   }
   if (!terms.by_distance) return x;
-  const std::int64_t distance = rows.distance(a, m, h, column);
-  if (terms.relative) x += rows.relative(a, h)[min(distance, terms.relative_last)];
+  const std::int64_t distance = row.distance(a, m, column);
+  if (terms.relative) x += row.relative(a)[min(distance, terms.relative_last)];
   if (terms.slope) x += terms.slope[head] * static_cast<float>(distance);
   if (terms.distance_table)
     x += terms.distance_table[head * (terms.distance_last + 1) + min(distance, terms.distance_last)];
   if (terms.fire_width == 0) return x;
   const FireScale fire(terms.fire_scale);
-  const float place =
-      fire.numerator(static_cast<float>(distance)) / fire.denominator(static_cast<float>(rows.position[h]));
+  const float place = fire.numerator(static_cast<float>(distance)) / fire.denominator(static_cast<float>(row.position));
   return x + fire_bias(terms, head, place);
 }
 
 /// logit += the terms, where the row sees the key. The logits wait in `work`, at the thread's own places, so that the loop need not be
 /// unrolled: its registers are few and its code is short.
-__device__ inline void add_order_free(Fragment& logit, Work& work, const Arguments& a, const OrderFreeRows& rows,
-                                      const Meeting& m, std::int64_t head, const Lane& lane) {
+__device__ inline void add_order_free(Fragment& logit, Work& work, const Arguments& a, const QueryTile& t,
+                                      const Meeting& m, const Lane& lane) {
   __syncwarp();  // what the warp's rows of `work` held before has been read
   keep_f32(work, logit, lane);
-#pragma unroll
-  for (int h = 0; h < half_rows; ++h)
+#pragma unroll 1
+  for (int h = 0; h < half_rows; ++h) {
+    const OrderFreeRow row(a, t, lane, h);
+    const std::uint64_t allowed = h == 0 ? m.allowed[0] : m.allowed[1];
 #pragma unroll 1
     for (int pair = 0; pair < 2 * column_blocks; ++pair) {
       const int column = lane.column(pair / 2, pair % 2);
       float& x = work.f32[lane.row(h)][column];
-      if (m.sees(h, column)) x = with_order_free(x, a, rows, m, head, h, column);
+      if ((allowed >> column & 1) != 0) x = with_order_free(x, a, row, m, t.head, column);
     }
+  }
   for_each_element(lane, [&](int n, int i, int h, int column) { logit.at[n][i] = work.f32[lane.row(h)][column]; });
 }
 

@@ -13,6 +13,17 @@ namespace capstan::kernels::cuda::attention {
 
 constexpr int block_warps = block_threads / warp_lanes;
 
+/// Both rows of the thread.
+class OrderFreeRows {
+ public:
+  __device__ OrderFreeRows(const Arguments& a, const QueryTile& t, const Lane& lane)
+      : rows_{{a, t, lane, 0}, {a, t, lane, 1}} {}
+  __device__ const OrderFreeRow& operator[](int h) const { return rows_[h]; }
+
+ private:
+  OrderFreeRow rows_[half_rows];
+};
+
 /// Lanes 0 to 15 of a warp each walk along one of its 16 rows.
 constexpr unsigned walking_lanes = 0xffff;
 __device__ inline bool walks(const Lane& lane) { return lane.lane < warp_rows; }
@@ -132,15 +143,15 @@ __device__ inline void fire_backward(float* sums, const Fragment& d_logit, const
   Fragment x, dx;
   float d_out_bias = 0, d_scale[2] = {};
   for_each_rolled(lane, [&](int n, int i, int h, int column) {
-    x.at[n][i] = fire.numerator(static_cast<float>(rows.distance(a, m, h, column))) /
-                 fire.denominator(static_cast<float>(rows.position[h]));
+    x.at[n][i] = fire.numerator(static_cast<float>(rows[h].distance(a, m, column))) /
+                 fire.denominator(static_cast<float>(rows[h].position));
     d_out_bias += d.at[n][i];
   });
   clear(dx.at);
   for (int r = 0; r < width; ++r) fire_unit_backward(sums, dx, x, d, terms, t.head, r, lane);
   for_each_rolled(lane, [&](int n, int i, int h, int column) {
-    fire_scale_backward(d_scale, dx.at[n][i], fire, static_cast<float>(rows.distance(a, m, h, column)),
-                        static_cast<float>(rows.position[h]));
+    fire_scale_backward(d_scale, dx.at[n][i], fire, static_cast<float>(rows[h].distance(a, m, column)),
+                        static_cast<float>(rows[h].position));
   });
   d_out_bias = warp_sum(d_out_bias);
   for (float& sum : d_scale) sum = warp_sum(sum);
@@ -161,7 +172,7 @@ struct OrderFreeBins {
 /// A warp's part of sums [query tiles, H, warps, n].
 __device__ inline float* warp_sums(float* partial, std::int64_t n, const Arguments& a, const QueryTile& t,
                                    const Lane& lane) {
-  return partial + ((t.begin / a.tile * a.heads + t.head) * block_warps + lane.warp) * n;
+  return partial + ((t.number * a.heads + t.head) * block_warps + lane.warp) * n;
 }
 
 /// Sums begin at 0. Each warp clears its own.
@@ -183,8 +194,8 @@ __device__ inline void offset_backward(Fragment& d_delta, Fragment& place, const
   d_delta = d_logit;
   if (a.terms.offset_table == nullptr) return;
   for_each_rolled(lane, [&](int n, int i, int h, int column) {
-    place.at[n][i] = offset_place(rows.delta(a, m, t.head, h, column), a.terms.offset_last);
-    d_delta.at[n][i] *= Place(place.at[n][i]).slope(rows.offset_table(a, h));
+    place.at[n][i] = offset_place(rows[h].delta(a, m, t.head, column), a.terms.offset_last);
+    d_delta.at[n][i] *= Place(place.at[n][i]).slope(rows[h].offset_table(a));
   });
 }
 
@@ -192,7 +203,7 @@ __device__ inline void offset_backward(Fragment& d_delta, Fragment& place, const
 __device__ inline void distance_places(Fragment& place, const Arguments& a, const Meeting& m, const OrderFreeRows& rows,
                                        std::int64_t last, const Lane& lane) {
   for_each_rolled(lane, [&](int n, int i, int h, int column) {
-    place.at[n][i] = static_cast<float>(min(rows.distance(a, m, h, column), last));
+    place.at[n][i] = static_cast<float>(min(rows[h].distance(a, m, column), last));
   });
 }
 

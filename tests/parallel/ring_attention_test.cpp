@@ -1,13 +1,12 @@
 #include "parallel/ring_attention.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <array>
 #include <cmath>
 #include <map>
-#include <memory>
 
-#include "tests/support/dense_attention.h"
+#include "tests/parallel/ring_runs.h"
 #include "tests/support/ranks.h"
 #include "tests/support/tensors.h"
 
@@ -27,226 +26,11 @@ using parallel::RingInputs;
 using parallel::RingSaved;
 using parallel::SequenceLayout;
 
-constexpr std::int64_t batch = 2, heads = 4, groups = 2, depth = 8;
-
-/// Two sequences: the first is one document, the second holds several.
-using Problems = std::array<AttentionProblem, batch>;
-
-std::shared_ptr<const Problems> make_problems(std::int64_t tokens, bool z, std::int64_t npos) {
-  AttentionShape shape{tokens, heads, groups, depth, z, npos};
-  const auto seed = std::uint64_t(100 * tokens);
-  AttentionProblem first = random_attention(shape, seed);
-  if (tokens > 12) shape.documents = {7, 3, 1, tokens / 2 - 5};
-  return std::make_shared<Problems>(Problems{std::move(first), random_attention(shape, seed + 1)});
-}
-
-struct Case {
-  std::int64_t tokens, tile;
-  DType type;
-  Device device;
-  std::shared_ptr<const Problems> problems;
-
-  bool cope() const { return bool(problems->front().table); }
-  std::string text() const {
-    return fmt::format("S {} tile {} z {} cope {} {} {}", tokens, tile, bool(problems->front().z), cope(),
-                       name_of(type), name_of(device));
-  }
-  AttentionSettings settings() const {
-    AttentionSettings settings;
-    settings.tile = tile;
-    if (cope()) settings.gates[0].gates = kernels::Gates::tokens;
-    return settings;
-  }
-};
-
-/// The rows `index` of both sequences' tensors as one [B, T, …].
-Tensor stacked(const Tensor& first, const Tensor& second, const std::vector<std::int64_t>& index, DType type,
-               Device device) {
-  if (!first) return {};
-  std::vector<std::int64_t> extents{batch, std::ssize(index)};
-  for (int axis = 1; axis < first.shape().rank(); ++axis) extents.push_back(first.shape()[axis]);
-  Tensor out(Shape(extents), type, device);
-  for (std::int64_t b = 0; b < batch; ++b) {
-    const Tensor whole = converted(b == 0 ? first : second, type, device);
-    for (std::int64_t t = 0; t < std::ssize(index); ++t)
-      out.view()[b].rows(t, t + 1).copy_from(whole.view().rows(index[std::size_t(t)], index[std::size_t(t)] + 1));
-  }
-  return out;
-}
-
-/// What one rank holds of inputs, and what it computed.
-struct Shard {
-  std::vector<std::int64_t> index;
-  Tensor o, lse, horizon, carry;
-  Tensor dq, dk, dv, dz, dtable;
-};
-
-Ring make_ring(Communicator& comm, std::int64_t tokens, std::int64_t tile, const std::string& schedule,
-               int head_ranks = 0) {
-  parallel::RingPlan plan = parallel::plan_ring({schedule, comm.size(), head_ranks, int(groups), tokens, tile});
-  return {comm, std::move(plan.layout), std::move(plan.schedule)};
-}
-
-Shard run_shard(const Ring& ring, const Case& c) {
-  const auto& [first, second] = *c.problems;
-  const std::vector<std::int64_t> own = ring.layout.local_index(ring.comm.rank());
-  const auto local = [&](const Tensor AttentionProblem::*x) {
-    const auto& [a, b] = *c.problems;
-    return stacked(a.*x, b.*x, own, c.type, c.device);
-  };
-  const Tensor q = local(&AttentionProblem::q), k = local(&AttentionProblem::k), v = local(&AttentionProblem::v);
-  const Tensor z = local(&AttentionProblem::z), table = local(&AttentionProblem::table),
-               d_o = local(&AttentionProblem::d_o);
-  const Tensor row_index = index_rows(0, c.tokens, c.device);
-  const Tensor row_document[] = {document_rows(first.document, 0, c.tokens, c.device),
-                                 document_rows(second.document, 0, c.tokens, c.device)};
-  const Tensor index = stacked(row_index, row_index, own, DType::i64, c.device);
-  const Tensor document = stacked(row_document[0], row_document[1], own, DType::i64, c.device);
-  RingInputs in;
-  in.q = q;
-  in.k = k;
-  in.v = v;
-  if (z) in.z = z;
-  if (table) in.terms.table[0] = table;
-  in.rows = {index, index, document};
-
-  RingSaved saved = ring_attention_forward(ring, in, c.settings(), nullptr);
-  Shard shard{own,
-              {},
-              {},
-              {},
-              {},
-              zeros_like(q),
-              zeros_like(k),
-              zeros_like(v),
-              z ? zeros_like(z) : Tensor(),
-              table ? zeros_like(table) : Tensor()};
-  for (Tensor* x : {&shard.dq, &shard.dk, &shard.dv})  // what was there must not matter
-    if (c.type == DType::f64 && x->view().elements() > 0) x->as<double>()[0] = 1e9;
-  RingGradients out;
-  out.dq = shard.dq;
-  out.dk = shard.dk;
-  out.dv = shard.dv;
-  if (z) out.dz = shard.dz;
-  if (table) out.terms.table[0] = shard.dtable;
-  ring_attention_backward(ring, out, in, saved, d_o, c.settings());
-  shard.o = std::move(saved.o);
-  shard.lse = std::move(saved.lse);
-  shard.horizon = std::move(saved.horizon[0]);
-  shard.carry = std::move(saved.carry[0]);
-  return shard;
-}
-
-Shard run_alone(const Case& c) {
-  const auto self = parallel::make_self_communicator();
-  return run_shard(make_ring(*self, c.tokens, c.tile, "contiguous"), c);
-}
-
-/// The rows of `part` out of the whole.
-Tensor rows_of(const Shard& whole, const Shard& part, const Tensor Shard::*x, std::int64_t b) {
-  Tensor out = zeros_like((part.*x).view()[b]);
-  for (std::int64_t t = 0; t < std::ssize(part.index); ++t) {
-    const std::int64_t at = part.index[std::size_t(t)];
-    out.view().rows(t, t + 1).copy_from((whole.*x).view()[b].rows(at, at + 1));
-  }
-  return out;
-}
-
-void expect_same_rows(const Shard& whole, const Shard& part, const Tensor Shard::*x, const char* name) {
-  if (!(whole.*x)) return;
-  for (std::int64_t b = 0; b < batch; ++b)
-    EXPECT_TRUE(same_bits(rows_of(whole, part, x, b), (part.*x).view()[b])) << name << " of sequence " << b;
-}
-
-void expect_close_rows(const Shard& whole, const Shard& part, const Tensor Shard::*x, double tolerance,
-                       const char* name) {
-  if (!(whole.*x) || part.index.empty()) return;
-  // Relative to the whole tensor: a shard by itself may hold only small numbers.
-  for (std::int64_t b = 0; b < batch; ++b) {
-    double difference = 0, norm = 0;
-    for (double value : values_of((whole.*x).view()[b])) norm += value * value;
-    const std::vector<double> got = values_of((part.*x).view()[b]), expected = values_of(rows_of(whole, part, x, b));
-    for (std::size_t i = 0; i < got.size(); ++i) difference += (got[i] - expected[i]) * (got[i] - expected[i]);
-    EXPECT_LE(std::sqrt(difference), tolerance * std::sqrt(norm)) << name << " of sequence " << b;
-  }
-}
-
-void expect_same_output(const Shard& whole, const Shard& part) {
-  expect_same_rows(whole, part, &Shard::o, "o");
-  expect_same_rows(whole, part, &Shard::lse, "lse");
-  expect_same_rows(whole, part, &Shard::carry, "carry");
-}
-
-void expect_close_gradients(const Shard& whole, const Shard& part, double tolerance) {
-  expect_close_rows(whole, part, &Shard::dq, tolerance, "dq");
-  expect_close_rows(whole, part, &Shard::dk, tolerance, "dk");
-  expect_close_rows(whole, part, &Shard::dv, tolerance, "dv");
-  expect_close_rows(whole, part, &Shard::dz, tolerance, "dz");
-  expect_close_rows(whole, part, &Shard::dtable, tolerance, "dtable");
-}
-
-void expect_same_gradients(const Shard& a, const Shard& b) {
-  for (const auto& [x, name] : {std::pair{&Shard::dq, "dq"},
-                                {&Shard::dk, "dk"},
-                                {&Shard::dv, "dv"},
-                                {&Shard::dz, "dz"},
-                                {&Shard::dtable, "dtable"}})
-    EXPECT_TRUE(!(a.*x) || same_bits(a.*x, b.*x)) << name;
-}
-
-/// One rank against the dense oracle.
-class Oracle {
- public:
-  explicit Oracle(const Problems& problems) {
-    for (const AttentionProblem& problem : problems) {
-      outputs_.push_back(dense_attention(problem.inputs()));
-      gradients_.push_back(dense_attention_backward(problem.inputs(), problem.d_o));
-    }
-  }
-
-  void expect(const Shard& whole) const {
-    for (std::int64_t b = 0; b < batch; ++b) {
-      const auto look = [&](const Tensor& got, const Tensor& expected, const char* name) {
-        if (!expected) return;
-        EXPECT_LE(relative_error(got.view()[b], expected), 1e-10) << name << " of sequence " << b;
-      };
-      look(whole.o, outputs_[b].o, "o");
-      look(whole.lse, outputs_[b].lse, "lse");
-      look(whole.dq, gradients_[b].dq, "dq");
-      look(whole.dk, gradients_[b].dk, "dk");
-      look(whole.dv, gradients_[b].dv, "dv");
-      look(whole.dz, gradients_[b].dz, "dz");
-      look(whole.dtable, gradients_[b].dtable, "dtable");
-    }
-  }
-
- private:
-  std::vector<DenseOutputs> outputs_;
-  std::vector<DenseGradients> gradients_;
-};
+constexpr std::int64_t batch = ring_runs::batch, heads = ring_runs::heads, groups = ring_runs::groups,
+                       depth = ring_runs::depth;
 
 const std::vector<std::int64_t> some_lengths{1, 7, 64, 65, 129, 200}, other_lengths{2, 63, 127, 128, 257};
 
-std::vector<Case> cases_of(const std::vector<std::int64_t>& lengths, std::int64_t npos, DType type, Device device) {
-  std::vector<Case> cases;
-  for (std::int64_t tokens : lengths)
-    for (bool z : {false, true}) {
-      const auto problems = make_problems(tokens, z, npos);
-      for (std::int64_t tile : {16, 64}) cases.push_back({tokens, tile, type, device, problems});
-    }
-  return cases;
-}
-
-/// Schedules that this number of ranks can play with two kv heads, and how many ranks split the heads.
-std::vector<std::pair<std::string, int>> schedules_of(int ranks, bool ordered) {
-  std::vector<std::pair<std::string, int>> out{{"contiguous", 0}, {"ordered_pull", 0}, {"allgather", 0}, {"pass_q", 0}};
-  if (!ordered) out.push_back({"zigzag", 0});
-  if (ranks == 2) out.push_back({"ulysses", 0});
-  if (ranks == 4 || ranks == 8) out.push_back({"ulysses", 2});
-  return out;
-}
-
-/// zigzag adds in another order: everything else has the bits of one rank.
 void compare_rank_counts(const std::vector<std::int64_t>& lengths, std::int64_t npos, DType type, Device device,
                          double tolerance) {
   const std::vector<Case> cases = cases_of(lengths, npos, type, device);
@@ -264,16 +48,7 @@ void compare_rank_counts(const std::vector<std::int64_t>& lengths, std::int64_t 
       for (const auto& [schedule, head_ranks] : schedules_of(comm.size(), npos > 0)) {
         // Every length under the default, some under the others.
         if (schedule != "ordered_pull" && cases[i].tokens != 65 && cases[i].tokens != 200) continue;
-        SCOPED_TRACE(fmt::format("{} {} rank {} of {}", schedule, cases[i].text(), comm.rank(), comm.size()));
-        const Ring ring = make_ring(comm, cases[i].tokens, cases[i].tile, schedule, head_ranks);
-        const Shard part = run_shard(ring, cases[i]);
-        if (schedule == "zigzag") {
-          expect_close_rows(alone[i], part, &Shard::o, tolerance, "o");
-          expect_close_rows(alone[i], part, &Shard::lse, tolerance, "lse");
-        } else {
-          expect_same_output(alone[i], part);
-        }
-        expect_close_gradients(alone[i], part, tolerance);
+        compare_with_one_rank(comm, cases[i], alone[i], schedule, head_ranks, tolerance);
       }
   });
 }

@@ -1,4 +1,4 @@
-// The GPU's attention tile on the emulated GPU in f32: at most twice the error of a naive f32 implementation, both against the f64
+// The GPU's attention tile in f32: at most twice the error of a naive f32 implementation, both against the f64
 // oracle, for plain attention and every score term.
 
 #include <fmt/format.h>
@@ -60,7 +60,8 @@ void expect_walked_back(const TileRun& run) {
   for (const Tensor& left : run.carry_left) EXPECT_TRUE(!left || same_bits(left, zeros_like(left)));
 }
 
-void compare(const AttentionShape& shape, const std::vector<std::int64_t>& tiles) {
+void compare(AttentionShape shape, const std::vector<std::int64_t>& tiles) {
+  shape.tokens *= simt::size_factor();
   const AttentionProblem problem = gentle_problem(shape, std::uint64_t(7 * shape.tokens + shape.depth));
   const Comparison comparison(problem);
   for (std::int64_t tile : tiles) {
@@ -99,7 +100,8 @@ TEST(SimtAttention, GatesF32) {
 
 /// Sums of gradients that all pairs share nearly cancel, so that one problem's rounding is chance: four problems as if they
 /// were one.
-void compare_four(const AttentionShape& shape) {
+void compare_four(AttentionShape shape) {
+  shape.tokens *= simt::size_factor();
   struct Squares {
     double of_kernel = 0, of_naive = 0, size = 0;
   };

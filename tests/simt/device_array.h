@@ -1,10 +1,11 @@
 #pragma once
-// Arrays in the emulated device's memory, and the failures of kernels, for tests.
+// Arrays in the device's memory, and the failures of kernels, for tests.
 
 #include <cuda_runtime.h>
 
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "kernels/check_cuda.h"
@@ -49,6 +50,12 @@ template <class F> std::string failure_of(F&& f) {
     wait_for_device();
   } catch (const std::runtime_error& error) { return error.what(); }
   return "";
+}
+
+/// A thread of its own keeps nothing from other tests.
+template <class Body> void on_new_thread(Body&& body) {
+  std::thread thread(body);
+  thread.join();
 }
 
 /// Thread orders that tests of kernels go through.

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 
 namespace simt {
@@ -21,6 +22,12 @@ Order order_of(const std::string& text);
 /// From now on. At first: what the environment variable SIMT_ORDER says, or forward.
 void set_order(Order order);
 Order order();
+
+/// Sizes of tests whose oracles can bear it are multiplied by this: SIMT_SIZE, or 1. (On a real GPU it is larger: tests/gpu.)
+inline std::int64_t size_factor() {
+  const char* const wish = std::getenv("SIMT_SIZE");
+  return wish ? std::atoll(wish) : 1;
+}
 
 /// A test's use of the device, in an order of its own if it gives one. At the end of the scope what is queued and a fault are forgotten, and memory that is still allocated
 /// (a scratch that an operation keeps) counts as never written.
