@@ -41,6 +41,12 @@ void check_heads(const Recipe& recipe, const std::string& where) {
   need(m.heads % kv_heads == 0, where, "model.heads = {} is not a multiple of model.kv_heads = {}; choose a divisor",
        m.heads, kv_heads);
   const std::int64_t head_size = m.head_size > 0 ? m.head_size : m.hidden_size / m.heads;
+  constexpr std::int64_t largest_on_gpu = 128, step_on_gpu = 8;
+  need(
+      recipe.train.device != "cuda" || (head_size % step_on_gpu == 0 && head_size <= largest_on_gpu), where,
+      "the head size is {}, but train.device = cuda takes multiples of {} up to {}; choose another model.head_size, or "
+      "device = cpu",
+      head_size, step_on_gpu, largest_on_gpu);
   need(!claims(recipe.position, where).rotation || head_size % 2 == 0, where,
        "the head size is {}, but position.kind = {} turns pairs of channels; choose an even model.head_size", head_size,
        recipe.position.kind);
@@ -147,10 +153,9 @@ void check_patterns(const std::string& name, const std::string& list, const std:
 void check_training(const TrainConfig& t, const std::string& where) {
   need(t.micro_batch <= t.sequences, where, "train.micro_batch = {} is over train.sequences = {}; give at most that",
        t.micro_batch, t.sequences);
-  need(t.precision != "f64" || t.device == "ref", where,
-       "train.precision = f64 is not there on train.device = {}; choose device = ref, or precision = f32", t.device);
-  need(t.precision != "bf16" || t.device == "cpu", where,
-       "train.precision = bf16 is not there on train.device = {}; choose device = cpu, or precision = f32", t.device);
+  need(computes_in(t.device, t.precision), where,
+       "train.precision = {} is not there on train.device = {}; choose device = {}, or precision = f32", t.precision,
+       t.device, t.precision == "f64" ? "ref" : "cpu or cuda");
   need(!split_list(t.trainable).empty(), where,
        "train.trainable is empty, so nothing would be trained; give * for all parameters");
   check_patterns("train.trainable", t.trainable, where);

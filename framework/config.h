@@ -84,8 +84,8 @@ struct TrainConfig {
   std::string trainable = "*";      ///< name patterns, separated by commas
   std::string frozen;               ///< name patterns taken away again
   std::int64_t seed = 1;            ///< initialisation
-  std::string device = "cpu";       ///< cpu, ref
-  std::string precision = "f32";    ///< f32; bf16 on cpu; f64 on ref
+  std::string device = "cpu";       ///< cpu, cuda, ref
+  std::string precision = "f32";    ///< f32; bf16 on cpu and cuda; f64 on ref
   std::int64_t tile = 64;           ///< attention tile
   double dropout = 0;               ///< of the embedding and of what every sublayer adds
   double attention_dropout = 0;     ///< of attention weights
@@ -125,6 +125,10 @@ struct CheckpointConfig {
 
 /// The element type that a precision names.
 kernels::DType type_of_precision(const std::string& precision);
+/// The device of that name: cpu, cuda or ref.
+kernels::Device device_of_name(const std::string& name);
+/// Whether the device computes in that precision.
+bool computes_in(const std::string& device, const std::string& precision);
 
 struct Recipe {
   ModelConfig model;

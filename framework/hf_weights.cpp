@@ -8,6 +8,7 @@
 #include <set>
 
 #include "framework/files.h"
+#include "kernels/host_view.h"
 
 namespace capstan::framework {
 namespace {
@@ -84,7 +85,10 @@ void check_frequencies(const Source& source, const PositionConfig& position) {
 }
 
 void copy_values(const View& out, const std::vector<float>& values) {
-  kernels::with_real(out.type(), [&](auto real) { std::copy(values.begin(), values.end(), out.as<decltype(real)>()); });
+  kernels::update_on_host(out, [&](const View& host) {
+    kernels::with_real(out.type(),
+                       [&](auto real) { std::copy(values.begin(), values.end(), host.as<decltype(real)>()); });
+  });
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "kernels/converted.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/embedding.h"
+#include "kernels/host_view.h"
 #include "kernels/linear.h"
 #include "kernels/memory.h"
 #include "kernels/rmsnorm.h"
@@ -17,6 +18,11 @@ void resolve_sizes(ModelConfig& model, PositionConfig& position) {
   if (model.head_size == 0) model.head_size = model.hidden_size / model.heads;
   if (position.tape_width == 0) position.tape_width = 4 * model.kv_heads;
   if (position.original_length == 0) position.original_length = model.max_length;
+}
+
+void Batch::move_to(Device device) {
+  for (Tensor* each : {&tokens, &targets, &index, &position, &document})
+    *each = kernels::moved_to(std::move(*each), device);
 }
 
 Model::Model(const ModelConfig& config, const PositionConfig& position)

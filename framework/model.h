@@ -19,6 +19,8 @@ struct Batch {
   Dropout dropout;                   ///< of training; its draws also move random positions
   std::int64_t sequences() const { return tokens.shape()[0]; }
   TokenRows rows() const { return {index, position, document}; }
+  /// The host fills a batch; its model takes it from its own device.
+  void move_to(Device device);
 };
 
 /// A forward pass: its loss terms and what backward needs.
@@ -42,6 +44,7 @@ class Model {
   const Parameters& parameters() const { return parameters_; }
   /// Of weights and activations: f64, f32 or bf16.
   DType type() const { return embed_.value.type(); }
+  Device device() const { return embed_.value.device(); }
   int layers() const { return int(blocks_.size()); }
   Encoding& encoding() { return *encoding_; }
   /// Chunk edges lie at multiples of this: lcm(tile, block).

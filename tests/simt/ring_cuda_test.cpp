@@ -1,82 +1,75 @@
-// Ring attention in device memory: 2, 4 and 8 ranks as threads of one GPU, each with a queue of its own, under every schedule, against
-// one rank on the GPU, and that one against the dense oracle in f64 by the rule of two, with `cpu` in f32 as its naive side.
+// Models on rings whose messages go from one emulated GPU to another. They compute on the host, exactly: what is tried is that the
+// messages of every schedule, of the collectives and of encodings' own exchanges keep the rules of a GPU's (communicator.h).
 
 #include <gtest/gtest.h>
 
-#include "kernels/device_queue.h"
-#include "tests/parallel/ring_runs.h"
-#include "tests/support/ranks.h"
-#include "tests/support/simt/simt.h"
-#include "tests/support/tensors.h"
+#include <set>
+#include <utility>
+
+#include "tests/simt/device_array.h"
+#include "tests/simt/gpu_ranks.h"
+#include "tests/simt/through_gpu.h"
+#include "tests/support/conformance.h"
 
 namespace capstan::tests {
 namespace {
 
-using kernels::Device;
-using kernels::DType;
-using kernels::Tensor;
+using parallel::Communicator;
 
-Shard alone_on_gpu(const Case& c) {
-  const kernels::UseDevice use(0);
-  return run_alone(c);
+/// The first of the covering cells for every schedule and number of ranks.
+std::vector<Cell> a_cell_of_every_ring() {
+  std::vector<Cell> cells;
+  std::set<std::pair<int, int>> rings;
+  for (const Cell& cell : covering_cells())
+    if (rings.emplace(cell.schedule, cell.ranks).second) cells.push_back(cell);
+  return cells;
 }
 
-/// Every schedule, with 2, 4 and 8 ranks. Gradients over ranks are sums in other orders.
-void compare_rank_counts(const Case& c, double tolerance) {
-  const simt::Session session;
-  const Shard alone = alone_on_gpu(c);
-  for_rank_counts({2, 4, 8}, [&](parallel::Communicator& comm) {
-    const kernels::UseDevice use(0);
-    for (const auto& [schedule, head_ranks] : schedules_of(comm.size(), c.cope()))
-      compare_with_one_rank(comm, c, alone, schedule, head_ranks, tolerance);
-  });
+class SimtRing : public testing::TestWithParam<GpuBackend> {};
+
+TEST_P(SimtRing, AgreesWithTheDenseOracle) {
+  const std::vector<Cell> cells = a_cell_of_every_ring();
+  Conformance conformance(61, 70);
+  for (const Cell& cell : cells) conformance.prepare(cell);
+  std::size_t ran = 0;
+  for (const int ranks : {1, 2, 3, 4, 8}) {
+    const simt::Session session(all_orders()[std::size_t(ranks) % all_orders().size()]);
+    for_gpu_rank_counts(GetParam(), {ranks}, [&](Communicator& gpu) {
+      const auto comm = through_gpu(gpu);
+      for (const Cell& cell : cells) {
+        if (cell.ranks != ranks) continue;
+        const Conformance::Worst worst = conformance.run(*comm, cell);
+        EXPECT_LE(worst.error, worst.bound) << cell.text() << ": " << worst.name;
+        if (gpu.rank() == 0) ++ran;
+      }
+    });
+  }
+  EXPECT_EQ(ran, cells.size());
+  EXPECT_GE(ran, schedule_cases().size() * 3);
 }
 
-Case gpu_case(bool z, std::int64_t npos, DType type) {
-  const std::int64_t tokens = 200 * simt::size_factor(), tile = simt::size_factor() > 1 ? 64 : 16;
-  return {tokens, tile, type, Device::cuda, make_problems(tokens, z, npos)};
+TEST_P(SimtRing, Reduces) {
+  for (const simt::Order order : all_orders()) {
+    const simt::Session session(order);
+    for_gpu_rank_counts(GetParam(), {2, 3, 8}, [](Communicator& gpu) {
+      const auto comm = through_gpu(gpu);
+      for (const std::size_t length : {1, 20001}) {  // one round of messages, and two
+        const int sum = comm->size() * (comm->size() + 1) / 2, below = comm->rank() * (comm->rank() + 1) / 2;
+        std::vector<double> all(length, comm->rank() + 1), scanned = all;
+        const auto view = [](std::vector<double>& x) {
+          return kernels::View(x.data(), kernels::DType::f64, kernels::Device::ref, {std::int64_t(x.size())});
+        };
+        comm->all_reduce(view(all));
+        comm->exclusive_scan(view(scanned));
+        EXPECT_EQ(all, std::vector<double>(length, sum));
+        EXPECT_EQ(scanned, std::vector<double>(length, below));
+      }
+    });
+  }
 }
 
-TEST(SimtRing, PlainF32) { compare_rank_counts(gpu_case(false, 0, DType::f32), 1e-5); }
-TEST(SimtRing, TapeF32) { compare_rank_counts(gpu_case(true, 0, DType::f32), 1e-5); }
-TEST(SimtRing, CopeF32) { compare_rank_counts(gpu_case(false, 9, DType::f32), 1e-5); }
-TEST(SimtRing, CopeThatNeverSaturatesF32) { compare_rank_counts(gpu_case(false, 4000, DType::f32), 1e-5); }
-TEST(SimtRing, TapeWithCopeBf16) { compare_rank_counts(gpu_case(true, 9, DType::bf16), 1e-2); }
-
-/// One rank on the GPU errs at most twice as much as one on the cpu, both against f64. (Without gates: where a position is an integer
-/// their gradients jump, and f32 and f64 may fall on different sides. attention_cuda_test.cpp judges them.)
-TEST(SimtRing, OneRankIsRight) {
-  const simt::Session session;
-  const Case on_gpu = gpu_case(true, 0, DType::f32);
-  Case on_cpu = on_gpu, exact = on_gpu;
-  on_cpu.device = Device::cpu;
-  exact.device = Device::ref;
-  exact.type = DType::f64;
-  const Shard gpu = alone_on_gpu(on_gpu), cpu = run_alone(on_cpu), right = run_alone(exact);
-  for (const auto& [x, name] : {std::pair{&Shard::o, "o"},
-                                {&Shard::lse, "lse"},
-                                {&Shard::dq, "dq"},
-                                {&Shard::dk, "dk"},
-                                {&Shard::dv, "dv"},
-                                {&Shard::dz, "dz"}})
-    EXPECT_LE(relative_error(gpu.*x, right.*x), f32_bound(cpu.*x, right.*x)) << name;
-}
-
-TEST(SimtRing, TwentyRunsHaveTheSameBits) {
-  const simt::Session session;
-  const Case c = gpu_case(true, 9, DType::f32);
-  for_rank_counts({4}, [&](parallel::Communicator& comm) {
-    const kernels::UseDevice use(0);
-    const parallel::Ring ring = make_ring(comm, c.tokens, c.tile, "auto");
-    const Shard first = run_shard(ring, c);
-    const int repeats = simt::size_factor() > 1 ? 20 : 2;
-    for (int repeat = 0; repeat < repeats; ++repeat) {
-      const Shard again = run_shard(ring, c);
-      expect_same_gradients(first, again);
-      EXPECT_TRUE(same_bits(first.o, again.o));
-    }
-  });
-}
+INSTANTIATE_TEST_SUITE_P(On, SimtRing, testing::Values(GpuBackend::threads, GpuBackend::nccl),
+                         [](const auto& given) { return name_of(given.param); });
 
 }  // namespace
 }  // namespace capstan::tests
