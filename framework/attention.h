@@ -5,6 +5,7 @@
 
 #include "framework/dropout.h"
 #include "framework/encoding.h"
+#include "framework/linear.h"
 #include "framework/parameters.h"
 #include "kernels/converted.h"
 #include "parallel/ring_attention.h"
@@ -72,7 +73,8 @@ class Attention {
   std::int64_t heads_, kv_heads_, head_size_;
   double norm_eps_;
   Encoding& encoding_;
-  Parameter &norm_, &q_, &k_, &v_, &o_;
+  Parameter& norm_;
+  Linear q_, k_, v_, o_;
 };
 
 }  // namespace capstan::framework

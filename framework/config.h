@@ -24,6 +24,9 @@ struct ModelConfig {
   double norm_eps = 1e-5;
   bool tied = true;  ///< output projection = token embedding
   double init_std = 0.02;
+  std::int64_t lora_rank = 0;  ///< of low-rank adapters (framework/linear.h); 0: none
+  double lora_alpha = 16;
+  std::string lora_targets = "*.q_proj,*.k_proj,*.v_proj,*.o_proj";  ///< name patterns, separated by commas
   std::int64_t max_length =
       0;  ///< longest trained length so far (Hugging Face: max_position_embeddings); 0: data.context
 };
