@@ -184,7 +184,9 @@ void Attention::backward(const SequenceContext& context, const View& dx, const V
                like(in.terms.offset_table),
                like(in.terms.relative)};
   out.shared = encoding_.shared_gradients(layer_);
-  ring_attention_backward(*context.ring, out, in, ring, d_o, settings(context));
+  if (context.shifted)
+    shifted_attention_backward(*context.ring, *context.shifted, out, in, ring, d_o, settings(context));
+  else ring_attention_backward(*context.ring, out, in, ring, d_o, settings(context));
   if (dz_values) kernels::add(dz, dz_values);
 
   // local: rotate and prepare, then the projections and the norm

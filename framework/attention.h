@@ -7,6 +7,7 @@
 #include "framework/encoding.h"
 #include "framework/linear.h"
 #include "framework/parameters.h"
+#include "framework/shifted_attention.h"
 #include "kernels/converted.h"
 #include "parallel/ring_attention.h"
 
@@ -25,6 +26,8 @@ struct SequenceContext {
   const parallel::Ring* ring = nullptr;  ///< backward only
   std::int64_t tile = 64;
   Dropout dropout = {};
+  const ShiftedSegments* shifted =
+      nullptr;  ///< of shifted sparse attention, which `attend` then plays; else full attention
 };
 
 /// Token-local values before the ring. N = B·T. The norm's result is not among them: it costs less to make than to keep.

@@ -4,6 +4,7 @@
 
 #include "kernels/converted.h"
 #include "kernels/elementwise.h"
+#include "kernels/host_view.h"
 #include "kernels/position_mlp.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/swiglu.h"
@@ -22,7 +23,8 @@ Tensor rows_of(const View& like, std::int64_t columns) {
 void collect(LayerStats& stats, const SequenceContext& context, const parallel::RingSaved& ring, const View& z_next) {
   if (ring.horizon[0] && context.ring) {
     const parallel::SequenceLayout& layout = context.ring->layout;
-    const View horizon = ring.horizon[0];  // [B, tiles, H]
+    const kernels::HostView host(ring.horizon[0]);
+    const View& horizon = host.view();  // [B, tiles, H]
     for (int chunk : layout.owned(context.ring->comm.rank())) {
       const parallel::Chunk& c = layout.chunks()[std::size_t(chunk)];
       const std::int64_t first = layout.local_offset(chunk, context.tile);

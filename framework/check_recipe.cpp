@@ -41,9 +41,35 @@ void check_heads(const Recipe& recipe, const std::string& where) {
   need(m.heads % kv_heads == 0, where, "model.heads = {} is not a multiple of model.kv_heads = {}; choose a divisor",
        m.heads, kv_heads);
   const std::int64_t head_size = m.head_size > 0 ? m.head_size : m.hidden_size / m.heads;
+  constexpr std::int64_t largest_on_gpu = 128, step_on_gpu = 8;
+  need(
+      recipe.train.device != "cuda" || (head_size % step_on_gpu == 0 && head_size <= largest_on_gpu), where,
+      "the head size is {}, but train.device = cuda takes multiples of {} up to {}; choose another model.head_size, or "
+      "device = cpu",
+      head_size, step_on_gpu, largest_on_gpu);
   need(!claims(recipe.position, where).rotation || head_size % 2 == 0, where,
        "the head size is {}, but position.kind = {} turns pairs of channels; choose an even model.head_size", head_size,
        recipe.position.kind);
+}
+
+/// Shifted sparse attention cuts the heads in two halves, each with its own mask.
+void check_shifted(const Recipe& recipe, const std::string& where) {
+  const ModelConfig& m = recipe.model;
+  if (recipe.train.shifted_groups == 0) return;
+  const Claims c = claims(recipe.position, where);
+  need(!c.state && !c.gates && !c.offset && !c.relative && !c.distance && !c.function, where,
+       "train.shifted_groups = {} cuts the heads in two, and position.kind = {} has scores or states per head; choose "
+       "a kind "
+       "that only moves or rotates (none, rope, xpos, …), or shifted_groups = 0",
+       recipe.train.shifted_groups, recipe.position.kind);
+  const std::int64_t kv_heads = m.kv_heads > 0 ? m.kv_heads : m.heads;
+  need(kv_heads % 2 == 0, where,
+       "train.shifted_groups = {} cuts the heads in two halves, but there are {} kv heads; choose an even number, or "
+       "shifted_groups = 0",
+       recipe.train.shifted_groups, kv_heads);
+  need(recipe.train.shifted_groups <= recipe.data.context / 2, where,
+       "train.shifted_groups = {} makes groups of less than two tokens of data.context = {}; choose fewer",
+       recipe.train.shifted_groups, recipe.data.context);
 }
 
 void check_scaling(const Recipe& recipe, const std::string& where) {
@@ -147,10 +173,9 @@ void check_patterns(const std::string& name, const std::string& list, const std:
 void check_training(const TrainConfig& t, const std::string& where) {
   need(t.micro_batch <= t.sequences, where, "train.micro_batch = {} is over train.sequences = {}; give at most that",
        t.micro_batch, t.sequences);
-  need(t.precision != "f64" || t.device == "ref", where,
-       "train.precision = f64 is not there on train.device = {}; choose device = ref, or precision = f32", t.device);
-  need(t.precision != "bf16" || t.device == "cpu", where,
-       "train.precision = bf16 is not there on train.device = {}; choose device = cpu, or precision = f32", t.device);
+  need(computes_in(t.device, t.precision), where,
+       "train.precision = {} is not there on train.device = {}; choose device = {}, or precision = f32", t.precision,
+       t.device, t.precision == "f64" ? "ref" : "cpu or cuda");
   need(!split_list(t.trainable).empty(), where,
        "train.trainable is empty, so nothing would be trained; give * for all parameters");
   check_patterns("train.trainable", t.trainable, where);

@@ -12,6 +12,7 @@
 #include "framework/checkpoint_manifest.h"
 #include "framework/files.h"
 #include "framework/hdf5_file.h"
+#include "kernels/host_view.h"
 
 namespace capstan::framework {
 namespace {
@@ -146,9 +147,11 @@ void Checkpoint::read(const std::string& kind, const std::string& name, std::int
       using Stored = decltype(stored);
       const auto values =
           file.read_slab<Stored>(piece.slice.dataset(), first - piece.slice.begin, last - piece.slice.begin);
-      kernels::with_real(out.type(), [&](auto wanted) {
-        std::transform(values.begin(), values.end(), out.as<decltype(wanted)>() + (first - begin),
-                       [](Stored v) { return decltype(wanted)(v); });
+      kernels::update_on_host(out.rows(first - begin, last - begin), [&](const View& host) {
+        kernels::with_real(host.type(), [&](auto wanted) {
+          std::transform(values.begin(), values.end(), host.as<decltype(wanted)>(),
+                         [](Stored v) { return decltype(wanted)(v); });
+        });
       });
     };
     info.type == Hdf5Type::f32 ? read_as(float{}) : read_as(double{});

@@ -18,6 +18,7 @@
 #include "framework/files.h"
 #include "framework/hdf5_file.h"
 #include "kernels/converted.h"
+#include "kernels/host_view.h"
 #include "parallel/failure.h"
 
 namespace capstan::framework {
@@ -119,7 +120,8 @@ class WeightsWriter {
 
  private:
   void put(const Slice& slice, const View& values) {
-    file_.write(slice.dataset(), stored_type(values), {values.elements()}, values.data());
+    const kernels::HostView host(values);
+    file_.write(slice.dataset(), stored_type(values), {values.elements()}, host.view().data());
     slices_.push_back(slice);
   }
 

@@ -161,12 +161,16 @@ void declare(Table& t, TrainConfig& c) {
   t.text("trainable", c.trainable, "PATTERNS", "Name patterns of the parameters to train, separated by commas.");
   t.text("frozen", c.frozen, "PATTERNS", "Name patterns taken away from trainable, separated by commas.");
   t.integer("seed", c.seed, 0, largest_seed, "", "Seed of the initialisation.");
-  t.choice("device", c.device, {"cpu", "ref"}, "cpu: fast; ref: the slow reference.");
+  t.choice("device", c.device, {"cpu", "cuda", "ref"},
+           "cpu: fast; cuda: a GPU for each rank; ref: the slow reference.");
   t.choice("precision", c.precision, {"f32", "bf16", "f64"},
-           "Type of weights and activations; bf16 (on cpu) keeps f32 masters, sums and positions; f64 on ref only.");
+           "Type of weights and activations; bf16 (on cpu and cuda) keeps f32 masters, sums and positions; f64 on ref "
+           "only.");
   t.integer("tile", c.tile, 1, 64, "tokens", "Edge of an attention tile.").choices = {"1", "4", "16", "64"};
   t.real("dropout", c.dropout, 0, 0.99, "", "Dropout of the embedding and of what each sublayer adds.");
   t.real("attention_dropout", c.attention_dropout, 0, 0.99, "", "Dropout of attention weights.");
+  t.integer("shifted_groups", c.shifted_groups, 0, 4096, "groups",
+            "Train with shifted sparse attention (LongLoRA: 4) within so many groups; 0: full attention.");
   t.integer("validate_every", c.validate_every, 0, most_steps, "steps",
             "Steps between validations; 0: only at the end.")
       .may_change = true;
@@ -352,6 +356,14 @@ std::string Option::allowed() const {
 
 kernels::DType type_of_precision(const std::string& precision) {
   return precision == "f64" ? kernels::DType::f64 : precision == "bf16" ? kernels::DType::bf16 : kernels::DType::f32;
+}
+
+kernels::Device device_of_name(const std::string& name) {
+  return name == "ref" ? kernels::Device::ref : name == "cuda" ? kernels::Device::cuda : kernels::Device::cpu;
+}
+
+bool computes_in(const std::string& device, const std::string& precision) {
+  return precision == "f32" || (precision == "f64") == (device == "ref");
 }
 
 std::vector<Option> options(Recipe& recipe) {

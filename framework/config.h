@@ -87,11 +87,12 @@ struct TrainConfig {
   std::string trainable = "*";      ///< name patterns, separated by commas
   std::string frozen;               ///< name patterns taken away again
   std::int64_t seed = 1;            ///< initialisation
-  std::string device = "cpu";       ///< cpu, ref
-  std::string precision = "f32";    ///< f32; bf16 on cpu; f64 on ref
+  std::string device = "cpu";       ///< cpu, cuda, ref
+  std::string precision = "f32";    ///< f32; bf16 on cpu and cuda; f64 on ref
   std::int64_t tile = 64;           ///< attention tile
   double dropout = 0;               ///< of the embedding and of what every sublayer adds
   double attention_dropout = 0;     ///< of attention weights
+  std::int64_t shifted_groups = 0;  ///< shifted sparse attention in so many groups; 0: full attention
   std::int64_t validate_every = 0;  ///< steps; 0: only at the end
   std::int64_t validate_sequences = 8;
   double max_time = 0;  ///< seconds until a stop with a saved checkpoint; 0: none
@@ -128,6 +129,10 @@ struct CheckpointConfig {
 
 /// The element type that a precision names.
 kernels::DType type_of_precision(const std::string& precision);
+/// The device of that name: cpu, cuda or ref.
+kernels::Device device_of_name(const std::string& name);
+/// Whether the device computes in that precision.
+bool computes_in(const std::string& device, const std::string& precision);
 
 struct Recipe {
   ModelConfig model;

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "framework/random.h"
+#include "kernels/host_view.h"
 
 namespace capstan::framework {
 
@@ -118,8 +119,9 @@ Batch Dataset::read(const std::vector<SampleId>& ids, const parallel::SequenceLa
   Batch out;
   out.length = context_;
   const Shape shape{batch, local};
-  for (Tensor* ints : {&out.tokens, &out.targets}) *ints = Tensor(shape, DType::i32, device);
-  for (Tensor* longs : {&out.index, &out.position, &out.document}) *longs = Tensor(shape, DType::i64, device);
+  const Device filled = kernels::filled_on(device);
+  for (Tensor* ints : {&out.tokens, &out.targets}) *ints = Tensor(shape, DType::i32, filled);
+  for (Tensor* longs : {&out.index, &out.position, &out.document}) *longs = Tensor(shape, DType::i64, filled);
   for (std::int64_t b = 0; b < batch; ++b) {
     const SampleId& id = ids[b];
     const std::vector<std::int64_t>& offsets = files_[id.file].document_offsets();
@@ -142,6 +144,7 @@ Batch Dataset::read(const std::vector<SampleId>& ids, const parallel::SequenceLa
       }
     }
   }
+  out.move_to(device);
   return out;
 }
 

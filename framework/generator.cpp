@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "framework/random.h"
+#include "kernels/host_view.h"
 
 namespace capstan::framework {
 
@@ -20,11 +21,16 @@ struct OwnedRows {
 
 OwnedRows rows_at(const std::vector<std::int64_t>& index, Device device) {
   const Shape shape{1, std::int64_t(index.size())};
-  OwnedRows rows{Tensor(shape, DType::i64, device), Tensor(shape, DType::i64, device),
-                 Tensor(shape, DType::i64, device)};
-  std::copy(index.begin(), index.end(), rows.index.as<std::int64_t>());
-  std::copy(index.begin(), index.end(), rows.position.as<std::int64_t>());
-  return rows;
+  Tensor at(shape, DType::i64, kernels::filled_on(device));
+  std::copy(index.begin(), index.end(), at.as<std::int64_t>());
+  return {on_device(at, device), on_device(at, device), Tensor(shape, DType::i64, device)};
+}
+
+/// tokens[index] as [1, T] i32.
+Tensor tokens_at(const std::vector<std::int32_t>& tokens, const std::vector<std::int64_t>& index, Device device) {
+  Tensor out({1, std::int64_t(index.size())}, DType::i32, kernels::filled_on(device));
+  for (std::size_t t = 0; t < index.size(); ++t) out.as<std::int32_t>()[t] = tokens[std::size_t(index[t])];
+  return kernels::moved_to(std::move(out), device);
 }
 
 }  // namespace
@@ -69,10 +75,9 @@ Tensor Generator::prefill_part(const std::vector<std::int32_t>& prompt, std::int
   std::vector<std::int64_t> index;  // of the new tokens that this rank owns
   for (std::int64_t at : ring->layout.local_index(ring_.rank()))
     if (at >= begin) index.push_back(at);
-  const Device device = model_.parameters().all().front().value.device();
+  const Device device = model_.device();
   const OwnedRows rows = rows_at(index, device);
-  Tensor tokens({1, std::int64_t(index.size())}, DType::i32, device);
-  for (std::size_t t = 0; t < index.size(); ++t) tokens.as<std::int32_t>()[t] = prompt[std::size_t(index[t])];
+  const Tensor tokens = tokens_at(prompt, index, device);
   SequenceContext context{1, std::int64_t(index.size()), rows.rows(), {}, nullptr, tile_};
   context.attend = [&](int layer, const RingInputs& in, const kernels::AttentionSettings& settings,
                        kernels::AttentionStats* stats) {
@@ -89,8 +94,7 @@ View Generator::step(std::int32_t token) {
   const Device device = logits_.view().device();
   layout_->append();
   const OwnedRows rows = rows_at({layout_->length() - 1}, device);
-  Tensor tokens({1, 1}, DType::i32, device);
-  tokens.as<std::int32_t>()[0] = token;
+  const Tensor tokens = tokens_at({token}, {0}, device);
   SequenceContext context{1, 1, rows.rows(), {}, nullptr, tile_};
   context.attend = [&](int layer, const RingInputs& in, const kernels::AttentionSettings& settings,
                        kernels::AttentionStats* stats) {
@@ -101,7 +105,10 @@ View Generator::step(std::int32_t token) {
   return next_logits(model_.hidden(context, tokens, total_length_));
 }
 
-std::int32_t choose_token(const View& logits, const Sampling& sampling, std::int64_t document, std::int64_t position) {
+std::int32_t choose_token(const View& device_logits, const Sampling& sampling, std::int64_t document,
+                          std::int64_t position) {
+  const kernels::HostView host(device_logits);
+  const View& logits = host.view();
   std::int32_t chosen = 0;
   kernels::with_real(logits.type(), [&](auto real) {
     using Real = decltype(real);

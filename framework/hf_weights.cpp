@@ -9,6 +9,7 @@
 
 #include "framework/files.h"
 #include "framework/linear.h"
+#include "kernels/host_view.h"
 
 namespace capstan::framework {
 namespace {
@@ -85,7 +86,10 @@ void check_frequencies(const Source& source, const PositionConfig& position) {
 }
 
 void copy_values(const View& out, const std::vector<float>& values) {
-  kernels::with_real(out.type(), [&](auto real) { std::copy(values.begin(), values.end(), out.as<decltype(real)>()); });
+  kernels::update_on_host(out, [&](const View& host) {
+    kernels::with_real(out.type(),
+                       [&](auto real) { std::copy(values.begin(), values.end(), host.as<decltype(real)>()); });
+  });
 }
 
 }  // namespace

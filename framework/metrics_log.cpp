@@ -11,6 +11,7 @@
 #include "framework/files.h"
 #include "framework/json.h"
 #include "framework/stop_request.h"
+#include "kernels/memory.h"
 
 namespace capstan::framework {
 
@@ -46,6 +47,10 @@ std::int64_t peak_resident_memory() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return std::int64_t(usage.ru_maxrss) * 1024;
+}
+
+std::int64_t peak_memory(Device device) {
+  return device == Device::cuda ? kernels::memory_report(kernels::MemoryPlace::gpu).peak : peak_resident_memory();
 }
 
 std::vector<LayerStats> sum_over_ranks(parallel::Communicator& world, const std::vector<LayerStats>& mine) {

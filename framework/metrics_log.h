@@ -17,7 +17,7 @@ struct StepMetrics {
   double gradient_norm = 0, learning_rate = 0;
   std::int64_t counted_tokens = 0, tokens = 0;
   double seconds = 0;
-  std::int64_t memory = 0;  ///< largest peak resident memory of a process so far, bytes
+  std::int64_t memory = 0;  ///< peak_memory() of the fullest rank
   std::vector<std::string> samples;
   std::vector<LayerStats> layers;
   double validation_loss = -1;  ///< below 0: not measured at this step
@@ -25,6 +25,8 @@ struct StepMetrics {
 
 /// Peak resident memory of this process, bytes.
 std::int64_t peak_resident_memory();
+/// Peak so far where the model lies, bytes: resident memory of this process, or what its tensors hold on the GPU.
+std::int64_t peak_memory(Device device);
 
 /// Adds up the ranks' layer statistics; the same on all ranks.
 std::vector<LayerStats> sum_over_ranks(parallel::Communicator& world, const std::vector<LayerStats>& mine);

@@ -3,6 +3,7 @@
 #include "kernels/converted.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/embedding.h"
+#include "kernels/host_view.h"
 #include "kernels/linear.h"
 #include "kernels/memory.h"
 #include "kernels/rmsnorm.h"
@@ -17,6 +18,11 @@ void resolve_sizes(ModelConfig& model, PositionConfig& position) {
   if (model.head_size == 0) model.head_size = model.hidden_size / model.heads;
   if (position.tape_width == 0) position.tape_width = 4 * model.kv_heads;
   if (position.original_length == 0) position.original_length = model.max_length;
+}
+
+void Batch::move_to(Device device) {
+  for (Tensor* each : {&tokens, &targets, &index, &position, &document})
+    *each = kernels::moved_to(std::move(*each), device);
 }
 
 Model::Model(const ModelConfig& config, const PositionConfig& position)
@@ -67,12 +73,17 @@ Pass Model::forward(const parallel::Ring& ring, const Batch& batch, std::int64_t
   const Device device = embed_.value.device();
   const kernels::MemoryPurpose purpose("activations");
   Pass pass;
-  const Attend attend = [&ring](int, const parallel::RingInputs& in, const kernels::AttentionSettings& settings,
-                                kernels::AttentionStats* counts) {
-    return ring_attention_forward(ring, in, settings, counts);
-  };
   const TokenRows rows = place(batch.rows(), batch.dropout.draws, batch.length, pass.position);
-  pass.context = {batch.sequences(), batch.tokens.shape()[1], rows, attend, &ring, tile, batch.dropout};
+  if (batch.shifted_groups > 0)
+    pass.shifted = std::make_unique<ShiftedSegments>(shifted_segments(rows, batch.length, batch.shifted_groups));
+  const Attend attend = [&ring, shifted = pass.shifted.get()](int, const parallel::RingInputs& in,
+                                                              const kernels::AttentionSettings& settings,
+                                                              kernels::AttentionStats* counts) {
+    return shifted ? shifted_attention_forward(ring, *shifted, in, settings, counts)
+                   : ring_attention_forward(ring, in, settings, counts);
+  };
+  pass.context = {batch.sequences(), batch.tokens.shape()[1], rows, attend, &ring, tile,
+                  batch.dropout,     pass.shifted.get()};
   encoding_->begin(rows, batch.declared_length ? batch.declared_length : batch.length, device, kernels::wide(type()));
 
   Tensor x = embed(batch.tokens), z = encoding_->first_state();

@@ -7,6 +7,7 @@
 #include "framework/config.h"
 #include "framework/random.h"
 #include "kernels/converted.h"
+#include "kernels/host_view.h"
 #include "kernels/memory.h"
 
 namespace capstan::framework {
@@ -90,15 +91,17 @@ void Parameters::widen() {
 
 void Parameters::initialise(std::uint64_t seed, double std_deviation) {
   for (Parameter& p : all_)
-    kernels::with_real(p.value.type(), [&](auto real) {
-      using Real = decltype(real);
-      Real* value = p.value.as<Real>();
-      const std::uint64_t stream = stream_of(p.name);
-      for (std::int64_t i = 0; i < p.value.elements(); ++i)
-        value[i] = p.init == Init::zero    ? Real(0)
-                   : p.init == Init::one   ? Real(1)
-                   : p.init == Init::given ? Real(p.given.at(std::size_t(i)))
-                                           : Real(std_deviation * random_normal(seed, stream, std::uint64_t(i)));
+    kernels::update_on_host(p.value, [&](const View& host) {
+      kernels::with_real(host.type(), [&](auto real) {
+        using Real = decltype(real);
+        Real* value = host.as<Real>();
+        const std::uint64_t stream = stream_of(p.name);
+        for (std::int64_t i = 0; i < host.elements(); ++i)
+          value[i] = p.init == Init::zero    ? Real(0)
+                     : p.init == Init::one   ? Real(1)
+                     : p.init == Init::given ? Real(p.given.at(std::size_t(i)))
+                                             : Real(std_deviation * random_normal(seed, stream, std::uint64_t(i)));
+      });
     });
 }
 

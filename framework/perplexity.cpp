@@ -1,8 +1,10 @@
 #include "framework/perplexity.h"
-#include "framework/json.h"
 
 #include <algorithm>
 #include <cmath>
+
+#include "framework/json.h"
+#include "kernels/host_view.h"
 
 namespace capstan::framework {
 
@@ -45,15 +47,15 @@ std::vector<double> window_nll(Model& model, parallel::Communicator& ring, const
   const parallel::Ring shared = model.make_ring(ring, window.length, options.tile);
   const parallel::SequenceLayout& layout = shared.layout;
   const std::vector<std::int64_t> index = layout.local_index(ring.rank());
-  const Device device = model.parameters().all().front().value.device();
+  const Device device = model.device(), filled = kernels::filled_on(device);
   const Shape shape{1, std::int64_t(index.size())};
   Batch batch{window.length,
               model.position().length ? model.position().length : options.window,
-              Tensor(shape, DType::i32, device),
-              Tensor(shape, DType::i32, device),
-              Tensor(shape, DType::i64, device),
-              Tensor(shape, DType::i64, device),
-              Tensor(shape, DType::i64, device),
+              Tensor(shape, DType::i32, filled),
+              Tensor(shape, DType::i32, filled),
+              Tensor(shape, DType::i64, filled),
+              Tensor(shape, DType::i64, filled),
+              Tensor(shape, DType::i64, filled),
               {}};
   for (std::size_t t = 0; t < index.size(); ++t) {
     const std::int64_t at = index[t];
@@ -61,11 +63,13 @@ std::vector<double> window_nll(Model& model, parallel::Communicator& ring, const
     batch.targets.as<std::int32_t>()[t] = at < window.count_from ? -1 : ids[static_cast<std::size_t>(at + 1)];
     batch.index.as<std::int64_t>()[t] = batch.position.as<std::int64_t>()[t] = at;
   }
+  batch.move_to(device);
   const Pass pass = model.forward(shared, batch, options.tile, Keep::nothing);
+  const std::vector<double> nll = kernels::host_values<double>(pass.nll);
 
   // Every rank knows its tokens; others add zeros.
   const Tensor all({window.length}, DType::f64, Device::ref);
-  for (std::size_t t = 0; t < index.size(); ++t) all.as<double>()[index[t]] = pass.nll.as<double>()[t];
+  for (std::size_t t = 0; t < index.size(); ++t) all.as<double>()[index[t]] = nll[t];
   ring.all_reduce(all);
   return {all.as<double>(), all.as<double>() + window.length};
 }

@@ -10,10 +10,12 @@
 #include <filesystem>
 
 #include "framework/files.h"
+#include "framework/plan.h"
 #include "framework/random.h"
 #include "framework/stop_request.h"
 #include "kernels/build_info.h"
 #include "kernels/elementwise.h"
+#include "kernels/host_view.h"
 #include "kernels/isa.h"
 #include "kernels/memory.h"
 #include "kernels/threads.h"
@@ -24,8 +26,6 @@ namespace capstan::framework {
 namespace {
 
 namespace fs = std::filesystem;
-
-Device device_of(const Recipe& recipe) { return recipe.train.device == "ref" ? Device::ref : Device::cpu; }
 
 Keep keep_of(const std::string& recompute) {
   return recompute == "none" ? Keep::everything : recompute == "block" ? Keep::ring : Keep::inputs;
@@ -47,6 +47,18 @@ class FolderLock {
  private:
   int file_;
 };
+
+/// Runs body. A GPU without enough memory is told with what the run was estimated to take.
+template <class Body> auto with_estimate(const Recipe& recipe, int ranks, Body&& body) {
+  try {
+    return body();
+  } catch (const kernels::OutOfDeviceMemory& error) {
+    fail(ExitCode::internal,
+         "{}; capstan plan estimates {} for a rank: use more ranks, a smaller train.micro_batch, or train.recompute = "
+         "block_full",
+         error.what(), bytes_text(make_plan(recipe, ranks).memory_total()));
+  }
+}
 
 /// A choice or an error of rank 0 that all ranks take over.
 template <class Body> void on_rank_0(parallel::Communicator& world, Body&& body) {
@@ -90,19 +102,22 @@ Recipe read_training_recipe(const std::string& path,
 }
 
 Trainer::Trainer(const Recipe& recipe, parallel::Communicator& world)
-    : recipe_(recipe), world_(world),
-      grid_(make_process_grid(world, recipe.grid.ring ? int(recipe.grid.ring) : world.size())),
+    : recipe_(recipe), place_(world, device_of_name(recipe.train.device)), world_(place_.world()),
+      grid_(make_process_grid(world_, recipe.grid.ring ? int(recipe.grid.ring) : world.size())),
       data_(open_training_data(recipe_)) {
   const TrainConfig& train = recipe_.train;
-  kernels::set_threads(parallel::threads_of_rank(world, recipe_.grid.threads));
+  kernels::set_threads(parallel::threads_of_rank(world_, recipe_.grid.threads));
   resolve_sizes(recipe_.model, recipe_.position);
   require_same_start();
 
   model_ = std::make_unique<Model>(recipe_.model, recipe_.position);
-  model_->parameters().allocate(
-      device_of(recipe_), kernels::wide(type_of_precision(train.precision)), true,
-      [&](const std::string& name) { return matches_any(name, train.trainable) && !matches_any(name, train.frozen); },
-      world.size());
+  const auto is_trainable = [&](const std::string& name) {
+    return matches_any(name, train.trainable) && !matches_any(name, train.frozen);
+  };
+  with_estimate(recipe_, world_.size(), [&] {
+    model_->parameters().allocate(device_of_name(train.device), kernels::wide(type_of_precision(train.precision)), true,
+                                  is_trainable, world_.size());
+  });
   if (model_->parameters().trainable_elements() == 0)
     fail(ExitCode::config,
          "train.trainable = {} and train.frozen = {} leave nothing to train; capstan inspect lists parameter names",
@@ -111,7 +126,7 @@ Trainer::Trainer(const Recipe& recipe, parallel::Communicator& world)
 
   ring_ =
       std::make_unique<parallel::Ring>(model_->make_ring(*grid_.ring, recipe_.data.context, train.tile, recipe_.grid));
-  optimizer_ = std::make_unique<Optimizer>(recipe_.optimizer, model_->parameters(), world);
+  optimizer_ = std::make_unique<Optimizer>(recipe_.optimizer, model_->parameters(), world_);
   narrow_if_asked();
 }
 
@@ -186,12 +201,13 @@ StepResult Trainer::train_step() {
     Batch batch;
     {
       const kernels::MemoryPurpose purpose("batch");
-      batch = data_.train.read(ids, ring_->layout, grid_.ring_rank, device_of(recipe_));
+      batch = data_.train.read(ids, ring_->layout, grid_.ring_rank, model_->device());
     }
     batch.declared_length = recipe_.position.length;
     batch.dropout = dropout_of(ids);
+    batch.shifted_groups = recipe_.train.shifted_groups;
     Pass pass = model_->forward(*ring_, batch, recipe_.train.tile, keep_of(recipe_.train.recompute), &layers);
-    for (std::int64_t t = 0; t < pass.nll.view().elements(); ++t) nll += pass.nll.as<double>()[t];
+    for (const double of_token : kernels::host_values<double>(pass.nll)) nll += of_token;
     model_->backward(batch, pass);
   }
   // All ranks learn of a loss that is not finite before any of them updates.
@@ -220,10 +236,10 @@ double Trainer::validate() {
   for (std::int64_t w = 0; w < windows; ++w) {
     counted += validation.counted(validation.window(w));
     if (w % grid_.data_size != grid_.data_rank) continue;
-    Batch batch = validation.read({validation.window(w)}, ring_->layout, grid_.ring_rank, device_of(recipe_));
+    Batch batch = validation.read({validation.window(w)}, ring_->layout, grid_.ring_rank, model_->device());
     batch.declared_length = recipe_.position.length;
     const Pass pass = model_->forward(*ring_, batch, recipe_.train.tile, Keep::nothing);
-    for (std::int64_t t = 0; t < pass.nll.view().elements(); ++t) sums.as<double>()[w] += pass.nll.as<double>()[t];
+    for (const double of_token : kernels::host_values<double>(pass.nll)) sums.as<double>()[w] += of_token;
   }
   world_.all_reduce(sums);
   double total = 0;
@@ -323,6 +339,7 @@ void Trainer::announce(const std::string& run_folder, const std::string& resumed
                  ? fmt::format(", {}, {} thread{} per rank", kernels::name_of(kernels::best_isa()), kernels::threads(),
                                kernels::threads() > 1 ? "s" : "")
                  : std::string());
+  fmt::print("{}", place_.table());
   std::fflush(stdout);
 }
 
@@ -365,7 +382,7 @@ ExitCode Trainer::run(const std::string& run_folder) {
 
   while (step_ < recipe_.train.steps) {
     const double begin = monotonic_seconds();
-    const StepResult result = train_step();
+    const StepResult result = with_estimate(recipe_, world_.size(), [&] { return train_step(); });
     const bool last = step_ == recipe_.train.steps;
     StepMetrics metrics{step_,
                         result.loss,
@@ -374,7 +391,7 @@ ExitCode Trainer::run(const std::string& run_folder) {
                         result.counted,
                         recipe_.train.sequences * recipe_.data.context,
                         monotonic_seconds() - begin,
-                        world_.all_reduce(peak_resident_memory(), parallel::Reduce::max),
+                        world_.all_reduce(peak_memory(model_->device()), parallel::Reduce::max),
                         result.samples,
                         result.layers,
                         -1};

@@ -11,6 +11,7 @@
 #include "framework/metrics_log.h"
 #include "framework/optimizer.h"
 #include "framework/training_data.h"
+#include "parallel/placement.h"
 #include "parallel/process_grid.h"
 
 namespace capstan::framework {
@@ -62,6 +63,7 @@ class Trainer {
   std::vector<std::vector<SampleId>> micro_batches(const std::vector<SampleId>& all) const;
 
   Recipe recipe_;
+  parallel::OnDevice place_;  // before all that lies on the device
   parallel::Communicator& world_;
   parallel::ProcessGrid grid_;
   TrainingData data_;

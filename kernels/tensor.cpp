@@ -134,6 +134,15 @@ void View::copy_from(const View& source) const {
   copy_bytes(*this, source);
 }
 
+void copy_rows(Device device, void* to, std::int64_t to_pitch, const void* from, std::int64_t from_pitch,
+               std::int64_t width, std::int64_t rows) {
+  if (width == 0 || rows == 0) return;
+  if (device == Device::cuda) return copy_device_rows(to, to_pitch, from, from_pitch, width, rows);
+  for (std::int64_t r = 0; r < rows; ++r)
+    std::memcpy(static_cast<char*>(to) + r * to_pitch, static_cast<const char*>(from) + r * from_pitch,
+                std::size_t(width));
+}
+
 Tensor::Tensor(Shape shape, DType type, Device device, Fill fill) {
   const std::int64_t bytes = shape.elements() * size_of(type);
   memory_ = {take_memory(bytes, place_of(device)), Free{device}};

@@ -120,6 +120,10 @@ class Tensor {
   View view_;
 };
 
+/// Copies `rows` rows of `width` bytes, which begin `to_pitch` and `from_pitch` bytes from each other, on one device. On `cuda` queued.
+void copy_rows(Device device, void* to, std::int64_t to_pitch, const void* from, std::int64_t from_pitch,
+               std::int64_t width, std::int64_t rows);
+
 /// Tensors of the same shape, type and device.
 Tensor zeros_like(const View& view);
 Tensor empty_like(const View& view);

@@ -42,9 +42,11 @@ framework::PerplexityOptions perplexity_options(const Arguments& arguments) {
   return options;
 }
 
-ExitCode run_perplexity(const Arguments& arguments, parallel::Communicator& world) {
+ExitCode run_perplexity(const Arguments& arguments, parallel::Communicator& all_ranks) {
   const framework::PerplexityOptions options = perplexity_options(arguments);
   check_result_path("json", arguments.text("json"));
+  const parallel::OnDevice place = evaluation_place(arguments, all_ranks);
+  parallel::Communicator& world = place.world();
   const auto grid = evaluation_grid(arguments, world);
   const auto data = framework::TokenFile::open(arguments.text("data"));
   parallel::require_agreement(world, {{"data file " + data.path(), data.info().checksum}});
@@ -85,9 +87,11 @@ framework::PasskeyOptions passkey_options(const Arguments& arguments) {
   return options;
 }
 
-ExitCode run_passkey(const Arguments& arguments, parallel::Communicator& world) {
+ExitCode run_passkey(const Arguments& arguments, parallel::Communicator& all_ranks) {
   framework::PasskeyOptions options = passkey_options(arguments);
   check_result_path("json", arguments.text("json"));
+  const parallel::OnDevice place = evaluation_place(arguments, all_ranks);
+  parallel::Communicator& world = place.world();
   const auto grid = evaluation_grid(arguments, world);
   const EvaluatedModel loaded = load_evaluated_model(arguments, world);
   options.bos = loaded.bos;

@@ -23,8 +23,10 @@ Syntax model_syntax(const std::string& command, const std::string& summary, std:
   const std::vector<CommandOption> rest = {
       CommandOption::integer("ring", ring, 0, 1 << 20, "ranks",
                              "Ranks that share a sequence; 0: all. The rest of the ranks share the work."),
-      CommandOption::choice("device", "cpu", {"cpu", "ref"}, "cpu: fast; ref: naive, also in double precision."),
-      CommandOption::choice("precision", "f32", {"f32", "bf16", "f64"}, "bf16 needs --device cpu, f64 --device ref."),
+      CommandOption::choice("device", "cpu", {"cpu", "cuda", "ref"},
+                            "cpu: fast; cuda: a GPU for each rank; ref: naive, also in double precision."),
+      CommandOption::choice("precision", "f32", {"f32", "bf16", "f64"},
+                            "bf16 needs --device cpu or cuda, f64 --device ref."),
       CommandOption::integer("threads", 0, 0, 1024, "threads",
                              "Threads of each rank; 0: the cores of a machine, shared out among its ranks."),
       CommandOption::integer("tile", 64, 1, kernels::largest_tile, "tokens",
@@ -60,12 +62,12 @@ framework::PositionConfig position_of(const Arguments& arguments, const framewor
 }  // namespace
 
 EvaluatedModel load_evaluated_model(const Arguments& arguments, parallel::Communicator& world) {
-  const Device device = arguments.text("device") == "ref" ? Device::ref : Device::cpu;
-  const DType type = framework::type_of_precision(arguments.text("precision"));
-  if (type == DType::f64 && device != Device::ref)
-    fail(ExitCode::usage, "--precision f64 is computed on --device ref only");
-  if (type == DType::bf16 && device != Device::cpu)
-    fail(ExitCode::usage, "--precision bf16 is computed on --device cpu only");
+  const std::string precision = arguments.text("precision");
+  const Device device = framework::device_of_name(arguments.text("device"));
+  const DType type = framework::type_of_precision(precision);
+  if (!framework::computes_in(arguments.text("device"), precision))
+    fail(ExitCode::usage, "--precision {} is computed on --device {} only", precision,
+         precision == "f64" ? "ref" : "cpu and cuda");
   kernels::set_threads(parallel::threads_of_rank(world, arguments.integer("threads")));
 
   EvaluatedModel loaded;
@@ -91,6 +93,10 @@ EvaluatedModel load_evaluated_model(const Arguments& arguments, parallel::Commun
 parallel::ProcessGrid evaluation_grid(const Arguments& arguments, parallel::Communicator& world) {
   const std::int64_t ring = arguments.integer("ring");
   return parallel::make_process_grid(world, ring ? int(ring) : world.size());
+}
+
+parallel::OnDevice evaluation_place(const Arguments& arguments, parallel::Communicator& world) {
+  return parallel::OnDevice(world, framework::device_of_name(arguments.text("device")));
 }
 
 void check_result_path(const std::string& option, const std::string& path) {

@@ -7,6 +7,7 @@
 
 #include "framework/checkpoint.h"
 #include "launch/command.h"
+#include "parallel/placement.h"
 #include "parallel/process_grid.h"
 
 namespace capstan::launch {
@@ -35,6 +36,8 @@ struct EvaluatedModel {
 /// All ranks call; ranks whose binary or model differ are refused.
 EvaluatedModel load_evaluated_model(const Arguments& arguments, parallel::Communicator& world);
 
+/// The rank on --device. It must outlive the model, and its world() serves the rest of the command. Called by all ranks.
+parallel::OnDevice evaluation_place(const Arguments& arguments, parallel::Communicator& world);
 /// data × ring by --ring.
 parallel::ProcessGrid evaluation_grid(const Arguments& arguments, parallel::Communicator& world);
 

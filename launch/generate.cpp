@@ -83,7 +83,7 @@ void generate_documents(const Arguments& arguments, const EvaluatedModel& loaded
   write_result(grid.world, arguments.text("output"), lines);
 }
 
-ExitCode run_generate(const Arguments& arguments, parallel::Communicator& world) {
+ExitCode run_generate(const Arguments& arguments, parallel::Communicator& all_ranks) {
   const bool documents = arguments.given("documents");
   if (documents == arguments.given("prompt"))
     fail(ExitCode::usage, "generate needs either --prompt TEXT or --documents N");
@@ -98,6 +98,8 @@ ExitCode run_generate(const Arguments& arguments, parallel::Communicator& world)
   if (arguments.given("seed") && sampling.temperature <= 0)
     fail(ExitCode::usage, "--seed without --temperature changes nothing: temperature 0 is greedy; add --temperature 1");
   check_result_path("output", arguments.text("output"));
+  const parallel::OnDevice place = evaluation_place(arguments, all_ranks);
+  parallel::Communicator& world = place.world();
   const EvaluatedModel loaded = load_evaluated_model(arguments, world);
   // One text uses all ranks together; documents are made one by each rank.
   const std::int64_t ring = documents && !arguments.given("ring") ? 1 : arguments.integer("ring");

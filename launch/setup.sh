@@ -43,6 +43,20 @@ local_ranks() {  # the environment of mpirun on one shared machine
   if [ "$(id -u)" -eq 0 ]; then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
 }
 
+find_nvcc() {  # whether there is a CUDA toolkit; puts it into PATH
+  command -v nvcc > /dev/null && return
+  [ -x /usr/local/cuda/bin/nvcc ] || return 1
+  export PATH=$PATH:/usr/local/cuda/bin
+}
+
+gpu_architectures() {  # of the GPUs of this machine, as CMake names them: "90"; of all that we build for, if it does not say
+  local found=''
+  if command -v nvidia-smi > /dev/null; then
+    found=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | tr -d . | sort -u | paste -sd ';' -)
+  fi
+  echo "${found:-80;90}"
+}
+
 recipe_data() {  # recipe_data CAPSTAN NAME...: makes what recipes name under runs/, where it is missing, from recipes/ beside it
   local capstan=$1 name
   shift

@@ -15,11 +15,14 @@ Command train_command() {
                     {CommandOption::text("run", "", "DIR", "run folder; default: runs/ and the recipe's name"),
                      CommandOption::real("max-time", 0, 0, 1e9, "seconds",
                                          "stop with a saved checkpoint after this time (train.max_time); 0: no limit"),
+                     CommandOption::choice("device", "cpu", {"cpu", "cuda", "ref"}, "where it computes (train.device)"),
                      memory_report_option()},
                     recipe_sections()};
   command.run = [](const Arguments& arguments, parallel::Communicator& world) {
     const std::string path = arguments.positional("RECIPE");
-    framework::Recipe recipe = framework::read_training_recipe(path, arguments.recipe_options());
+    auto overrides = arguments.recipe_options();
+    if (arguments.given("device")) overrides.emplace_back("train.device", arguments.text("device"));
+    framework::Recipe recipe = framework::read_training_recipe(path, overrides);
     if (arguments.given("max-time")) recipe.train.max_time = arguments.real("max-time");
     if (arguments.given("run") && arguments.text("run").empty())
       fail(ExitCode::usage, "--run is empty; name a folder, or leave --run out");

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "kernels/elementwise.h"
 #include "parallel/communicator.h"
 #include "parallel/failure.h"
 
@@ -41,6 +42,11 @@ template <class T> void combine_as(T* into, const T* other, std::int64_t count, 
 
 /// into = into (op) other, element by element, `into` on the left.
 void combine(const View& into, const View& other, Reduce how) {
+  if (into.device() == Device::cuda) {
+    CAPSTAN_CHECK(how == Reduce::sum && into.type() == DType::f32,
+                  "a reduction of {} on cuda: only sums of f32 are taken there", name_of(into.type()));
+    return kernels::add(into, other);
+  }
   const std::int64_t count = into.elements();
   switch (into.type()) {
     case DType::f64: return combine_as(into.as<double>(), other.as<double>(), count, how);

@@ -1,6 +1,8 @@
 // One rank. Messages to oneself are copied when their second side is posted; nobody else could ever answer, so a
 // message without its other side is an error at wait(), not a wait.
 
+#include <algorithm>
+
 #include "parallel/communicator.h"
 #include "parallel/failure.h"
 #include "parallel/mailbox.h"
@@ -11,36 +13,41 @@ namespace {
 
 class SelfPending final : public Pending {
  public:
-  SelfPending(std::shared_ptr<Mailbox> box, std::vector<Post> posts) : box_(std::move(box)), posts_(std::move(posts)) {
-    for (Post& post : posts_) meet(post);
+  SelfPending(std::shared_ptr<Mailbox> box, CopyQueue& queue, std::vector<Post> posts)
+      : box_(std::move(box)), posts_(std::move(posts)) {
+    for (Post& post : posts_) meet(post, queue);
   }
   SelfPending(const SelfPending&) = delete;
   SelfPending& operator=(const SelfPending&) = delete;
   ~SelfPending() override {
     for (const Post& post : posts_)
       if (post.state == Post::State::waiting) box_->withdraw(post);
+    if (!waited_) wait_for_copies(posts_);
   }
 
   void in_background() override {}
   bool done() override {
-    return std::all_of(posts_.begin(), posts_.end(), [](const Post& each) { return each.state == Post::State::done; });
+    return std::all_of(posts_.begin(), posts_.end(),
+                       [](const Post& each) { return each.state == Post::State::done; }) &&
+           have_arrived(posts_);
   }
 
   void wait() override {
     CAPSTAN_CHECK(!waited_, "wait() was called twice on one exchange");
-    waited_ = true;
     for (const Post& post : posts_) {
       CAPSTAN_CHECK(post.state == Post::State::done, "a message to oneself ({}, {} bytes) has no {}",
                     text_of_tag(post.tag), post.data.bytes(), post.is_send ? "receive" : "send");
       if (!post.error.empty()) fail(ExitCode::internal, "{}", post.error);
     }
+    come_after(posts_);
+    waited_ = true;
   }
 
  private:
-  void meet(Post& post) {
+  void meet(Post& post, CopyQueue& queue) {
     Post* partner = box_->meet(post);
     if (!partner) return;
-    deliver(post.is_send ? post : *partner, post.is_send ? *partner : post);
+    deliver(post.is_send ? post : *partner, post.is_send ? *partner : post, queue);
     post.state = partner->state = Post::State::done;
   }
 
@@ -57,7 +64,7 @@ class SelfCommunicator final : public Communicator {
 
   std::unique_ptr<Pending> exchange(std::span<const Message> sends, std::span<const Message> receives) override {
     check_messages(sends, receives);
-    return std::make_unique<SelfPending>(box_, posts_of(sends, receives, 0, 0, [](int peer) { return peer; }));
+    return std::make_unique<SelfPending>(box_, queue_, posts_of(sends, receives, 0, 0, [](int peer) { return peer; }));
   }
 
   std::unique_ptr<Communicator> split(int color, int) override {
@@ -71,6 +78,7 @@ class SelfCommunicator final : public Communicator {
 
  private:
   std::shared_ptr<Mailbox> box_ = std::make_shared<Mailbox>();
+  CopyQueue queue_;
 };
 
 }  // namespace

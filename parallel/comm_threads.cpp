@@ -1,7 +1,8 @@
-// N ranks as threads of one process. One lock guards all mailboxes and is never held during a copy; each rank sleeps on
-// its own condition variable and is woken by the peer that completed one of its messages, or by the failure of any
-// rank.
+// N ranks as threads of one process, on the CPU or on one GPU. One lock guards all mailboxes and is never held during a copy;
+// each rank sleeps on its own condition variable and is woken by the peer that completed one of its messages, or by the failure
+// of any rank. Copies on the GPU are queued (mailbox.h): a rank waits until its peers have come, not until the GPU has.
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
@@ -32,25 +33,28 @@ class Run {
   }
 
   /// Meets the other side or leaves the post in the mailbox. The thread that comes second copies, on behalf of both.
-  void post(Post& post) {
+  void post(Post& post, CopyQueue& queue) {
     std::unique_lock lock(mutex_);
     Post* partner = at(post.destination).box.meet(post);
     if (!partner) return;
     post.state = partner->state = Post::State::copying;
     lock.unlock();
-    deliver(post.is_send ? post : *partner, post.is_send ? *partner : post);
+    deliver(post.is_send ? post : *partner, post.is_send ? *partner : post, queue);
     lock.lock();
     // From here on the partner's owner may destroy it, as soon as the lock is free.
     at(partner->owner()).changed.notify_all();
     post.state = partner->state = Post::State::done;
   }
 
-  bool are_done(const std::vector<Post>& posts) {
+  /// All posts have met their other side. Or else, whether some rank failed.
+  enum class Progress : std::uint8_t { under_way, done, failed };
+  Progress progress(const std::vector<Post>& posts) {
     const std::lock_guard lock(mutex_);
-    return first_failed_ >= 0 || all_done(posts);
+    if (all_done(posts)) return Progress::done;
+    return first_failed_ >= 0 ? Progress::failed : Progress::under_way;
   }
 
-  /// Waits until all posts of rank `me` are done. On failure nobody touches their buffers any more when this throws.
+  /// Waits until all posts of rank `me` are done. On failure nobody copies any more when this throws.
   void finish(std::vector<Post>& posts, int me) {
     using Clock = std::chrono::steady_clock;
     constexpr double longest = 1e8;  // seconds; a larger deadline would overflow the clock
@@ -126,29 +130,37 @@ class Run {
 
 class ThreadPending final : public Pending {
  public:
-  ThreadPending(Run& run, int me, std::vector<Post> posts) : run_(run), me_(me), posts_(std::move(posts)) {
-    for (Post& post : posts_) run_.post(post);
+  ThreadPending(Run& run, int me, CopyQueue& queue, std::vector<Post> posts)
+      : run_(run), me_(me), posts_(std::move(posts)) {
+    for (Post& post : posts_) run_.post(post, queue);
   }
   ThreadPending(const ThreadPending&) = delete;
   ThreadPending& operator=(const ThreadPending&) = delete;
   ~ThreadPending() override {
+    if (complete_) return;
     if (!waited_) run_.withdraw(posts_, me_);
+    wait_for_copies(posts_);
   }
 
   void in_background() override {}  // whoever posts second copies
-  bool done() override { return run_.are_done(posts_); }
+  bool done() override {
+    const Run::Progress progress = run_.progress(posts_);
+    return progress == Run::Progress::failed || (progress == Run::Progress::done && have_arrived(posts_));
+  }
 
   void wait() override {
     CAPSTAN_CHECK(!waited_, "wait() was called twice on one exchange");
     waited_ = true;
     run_.finish(posts_, me_);
+    come_after(posts_);
+    complete_ = true;
   }
 
  private:
   Run& run_;
   int me_;
   std::vector<Post> posts_;  // never resized: the mailboxes point at them
-  bool waited_ = false;
+  bool waited_ = false, complete_ = false;
 };
 
 class ThreadCommunicator final : public Communicator {
@@ -163,7 +175,7 @@ class ThreadCommunicator final : public Communicator {
   std::unique_ptr<Pending> exchange(std::span<const Message> sends, std::span<const Message> receives) override {
     check_messages(sends, receives);
     const auto world_rank = [this](int peer) { return members_[std::size_t(peer)]; };
-    return std::make_unique<ThreadPending>(run_, me(), posts_of(sends, receives, channel_, me(), world_rank));
+    return std::make_unique<ThreadPending>(run_, me(), queue_, posts_of(sends, receives, channel_, me(), world_rank));
   }
 
   std::unique_ptr<Communicator> split(int color, int key) override {
@@ -198,6 +210,7 @@ class ThreadCommunicator final : public Communicator {
   std::int64_t channel_;
   std::vector<int> members_;  // world ranks
   int rank_;
+  CopyQueue queue_;
 };
 
 void run_rank(Run& run, int rank, const std::function<void(Communicator&)>& body) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/host_view.h"
 #include "parallel/ring_fields.h"
 
 namespace capstan::parallel {
@@ -61,15 +62,16 @@ Tensor gather_gate_sums(Communicator& ring, const GrowingLayout& layout, const s
 }
 
 /// carry [chunks, H]: the gate sum of all nearer chunks.
-Tensor carries_on_entry(const Tensor& sums) {
-  Tensor carries = zeros_like(sums);
-  const std::int64_t chunks = sums.shape()[0], heads = sums.shape()[1];
+Tensor carries_on_entry(const Tensor& gathered) {
+  const kernels::HostView sums(gathered);
+  const std::int64_t chunks = gathered.shape()[0], heads = gathered.shape()[1];
+  Tensor carries = zeros_like(sums.view());
   for (std::int64_t c = chunks - 1; c-- > 0;)
     for (std::int64_t h = 0; h < heads; ++h) {
       const std::int64_t nearer = (c + 1) * heads + h;
       carries.as<std::int64_t>()[c * heads + h] = carries.as<std::int64_t>()[nearer] + sums.as<std::int64_t>()[nearer];
     }
-  return carries;
+  return kernels::moved_to(std::move(carries), gathered.view().device());
 }
 
 /// Ranks by their newest chunk, newest first; ranks without chunks see no key and come last.
@@ -232,6 +234,11 @@ RingSaved decode_attention(Communicator& ring, const GrowingLayout& layout, cons
 /// The first part is taken as it is and parts without keys change nothing, so that one rank's result has the bits of
 /// its walk.
 void fold_states(const View& o, const View& lse, const View& states, const std::vector<int>& order) {
+  if (o.device() == kernels::Device::cuda)  // a row per rank: folded by the host
+    return kernels::update_on_host(o, [&](const View& host_o) {
+      kernels::update_on_host(
+          lse, [&](const View& host_lse) { fold_states(host_o, host_lse, kernels::HostView(states).view(), order); });
+    });
   const std::int64_t heads = o.dim(0), columns = o.dim(1);
   CAPSTAN_CHECK(!order.empty() && states.dim(1) == heads * (columns + 2), "states {} for o {}", states.shape().text(),
                 o.shape().text());

@@ -2,14 +2,20 @@
 // Messages inside one process (comm_self, comm_threads): a send and a receive wait in the destination's mailbox until
 // they meet; whoever comes second copies straight from the one buffer to the other. Nothing here locks: the backends
 // do.
+//
+// Between buffers on the GPU the second one only queues the copy, on a queue beside its work, and no thread waits for the GPU:
+//   sender's queue     … write buffer | mark ready    | its work                       | wait() comes after `copied` | may write it again
+//   copying queue                     after both `ready` | copy | mark copied
+//   receiver's queue   … done with it | mark ready    | its work                       | wait() comes after `copied` | reads what came
 
-#include <algorithm>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "kernels/device_queue.h"
 #include "parallel/communicator.h"
-#include "parallel/failure.h"
 
 namespace capstan::parallel {
 
@@ -22,7 +28,9 @@ struct Post {
   int tag;
   View data;
   State state = State::waiting;
-  std::string error;  ///< set while copying, read when done
+  std::string error;                                       ///< set while copying, read when done
+  std::shared_ptr<const kernels::DeviceMark> ready = {};   ///< on the GPU: what its owner queued before the exchange
+  std::shared_ptr<const kernels::DeviceMark> copied = {};  ///< the same: the end of the copy, set while copying
 
   int owner() const { return is_send ? source : destination; }
   int peer() const { return is_send ? destination : source; }
@@ -33,37 +41,31 @@ struct Post {
 class Mailbox {
  public:
   /// The partner, taken out; or nullptr, and the post waits here.
-  Post* meet(Post& post) {
-    std::vector<Post*>& others = post.is_send ? receives_ : sends_;
-    const auto found = std::find_if(others.begin(), others.end(), [&](const Post* other) {
-      return other->channel == post.channel && other->source == post.source && other->tag == post.tag;
-    });
-    if (found == others.end()) {
-      (post.is_send ? sends_ : receives_).push_back(&post);
-      return nullptr;
-    }
-    Post* partner = *found;
-    others.erase(found);
-    return partner;
-  }
-
-  void withdraw(const Post& post) { std::erase(post.is_send ? sends_ : receives_, &post); }
+  Post* meet(Post& post);
+  void withdraw(const Post& post);
 
  private:
   std::vector<Post*> sends_, receives_;
 };
 
-/// Copies, or gives both sides the same error.
-inline void deliver(Post& send, Post& receive) {
-  if (send.data.type() == receive.data.type() && send.data.elements() == receive.data.elements()) {
-    receive.data.copy_from(send.data);
-    return;
-  }
-  send.error = receive.error =
-      fmt::format("rank {} sent {} {} ({}) where rank {} expected {} {}", send.source, send.data.elements(),
-                  kernels::name_of(send.data.type()), text_of_tag(send.tag), receive.destination,
-                  receive.data.elements(), kernels::name_of(receive.data.type()));
-}
+/// Where a rank queues the copies of its communicator: made when the first one is, by a thread that works with the GPU.
+class CopyQueue {
+ public:
+  const kernels::DeviceQueue& get();
+
+ private:
+  std::optional<kernels::DeviceQueue> queue_;
+};
+
+/// Copies, or queues the copy, or gives both sides the same error.
+void deliver(Post& send, Post& receive, CopyQueue& queue);
+
+/// What the calling thread queues from now on comes after the copies of its posts.
+void come_after(const std::vector<Post>& posts);
+/// Whether the copies are done on the GPU, too, or have failed there.
+bool have_arrived(const std::vector<Post>& posts);
+/// The buffers are no longer touched when this returns.
+void wait_for_copies(const std::vector<Post>& posts) noexcept;
 
 /// The posts of an exchange. `world_rank(r)` turns a rank of the communicator into the one the mailboxes know.
 template <class WorldRank>
@@ -71,22 +73,25 @@ std::vector<Post> posts_of(std::span<const Message> sends, std::span<const Messa
                            int me, const WorldRank& world_rank) {
   std::vector<Post> posts;
   posts.reserve(sends.size() + receives.size());
-  for (const Message& receive : receives)
-    posts.push_back({.is_send = false,
+  std::shared_ptr<kernels::DeviceMark> ready;
+  const auto add = [&](const Message& message, bool is_send) {
+    const int peer = world_rank(message.peer);
+    const bool on_gpu = message.data.device() == kernels::Device::cuda;
+    if (on_gpu && !ready) {
+      ready = std::make_shared<kernels::DeviceMark>();
+      ready->record();
+    }
+    posts.push_back({.is_send = is_send,
                      .channel = channel,
-                     .source = world_rank(receive.peer),
-                     .destination = me,
-                     .tag = receive.tag,
-                     .data = receive.data,
-                     .error = {}});
-  for (const Message& send : sends)
-    posts.push_back({.is_send = true,
-                     .channel = channel,
-                     .source = me,
-                     .destination = world_rank(send.peer),
-                     .tag = send.tag,
-                     .data = send.data,
-                     .error = {}});
+                     .source = is_send ? me : peer,
+                     .destination = is_send ? peer : me,
+                     .tag = message.tag,
+                     .data = message.data,
+                     .error = {},
+                     .ready = on_gpu ? ready : nullptr});
+  };
+  for (const Message& receive : receives) add(receive, false);
+  for (const Message& send : sends) add(send, true);
   return posts;
 }
 

@@ -5,13 +5,25 @@
 
 #include "kernels/attention_tile.h"
 #include "kernels/block_pool.h"
+#include "kernels/host_view.h"
 
 namespace capstan::parallel {
 
 using kernels::DType;
+using kernels::HostView;
 using kernels::with_real;
 
 namespace {
+
+/// The rows of tokens on a GPU, for the host. Sums along the sequence are its work there, too: one number per head and token.
+class HostRows {
+ public:
+  explicit HostRows(const TokenRows& rows) : index_(rows.index), position_(rows.position), document_(rows.document) {}
+  TokenRows rows() const { return {index_.view(), position_.view(), document_.view()}; }
+
+ private:
+  HostView index_, position_, document_;
+};
 
 constexpr std::int64_t largest_sum = std::int64_t(1) << 62;
 
@@ -160,6 +172,12 @@ ChunkOffsets chunk_offsets(const View& source, const View& index, const View& do
 
 Offsets make_offsets(Communicator& ring, const SequenceLayout& layout, const TokenRows& rows, const View& source,
                      const OffsetSettings& settings) {
+  if (source.device() == kernels::Device::cuda) {
+    const HostRows host(rows);
+    Offsets made = make_offsets(ring, layout, host.rows(), HostView(source).view(), settings);
+    return {kernels::moved_to(std::move(made.row), source.device()),
+            kernels::moved_to(std::move(made.key), source.device())};
+  }
   const std::int64_t batch = source.dim(0), local = source.dim(1), heads = source.dim(2);
   const std::vector<Span> spans = spans_of(layout, ring.rank());
   const std::vector<int> owned = layout.owned(ring.rank());
@@ -196,6 +214,11 @@ Offsets make_offsets(Communicator& ring, const SequenceLayout& layout, const Tok
 /// sum: source_l is in row_t and key_t for t >= l. block_gates: ρ_b is in those of later blocks' tokens.
 void offsets_backward(Communicator& ring, const SequenceLayout& layout, const TokenRows& rows, const View& d_source,
                       const View& source, const View& d_row, const View& d_key, const OffsetSettings& settings) {
+  if (source.device() == kernels::Device::cuda)
+    return kernels::update_on_host(d_source, [&](const View& host_d_source) {
+      offsets_backward(ring, layout, HostRows(rows).rows(), host_d_source, HostView(source).view(),
+                       HostView(d_row).view(), HostView(d_key).view(), settings);
+    });
   const std::int64_t batch = source.dim(0), local = source.dim(1), heads = source.dim(2);
   const bool blocks = settings.rule == OffsetRule::block_gates;
   const std::vector<Span> spans = spans_of(layout, ring.rank());

@@ -1,7 +1,5 @@
 #include "parallel/parcel.h"
 
-#include <cstring>
-
 namespace capstan::parallel {
 
 using kernels::DType;
@@ -9,7 +7,7 @@ using kernels::Shape;
 
 namespace {
 
-constexpr std::int64_t alignment = 8;  // of the widest element
+constexpr std::int64_t alignment = 16;  // of what GPUs load at once
 
 std::int64_t padded(std::int64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
 
@@ -29,10 +27,11 @@ Shape part_shape(const Field& field, std::int64_t rows, const Part& part) {
   return Shape(extents);
 }
 
-/// Calls f(local bytes, part bytes, count) for every run of bytes that the part shares with the local arrays.
-template <class F>
-void for_each_run(const View& whole, const View& part_view, const Field& field, std::int64_t first, const Part& part,
-                  F&& f) {
+enum class Way : std::uint8_t { into_part, out_of_part };
+
+/// Copies what the part shares with the local array: of each sequence one run of rows, or of each row its heads.
+void copy_shared(const View& whole, const View& part_view, const Field& field, std::int64_t first, const Part& part,
+                 Way way) {
   const std::int64_t batch = part_view.dim(0), rows = part_view.dim(1);
   if (batch == 0 || rows == 0) return;
   const std::int64_t part_row = part_view.bytes() / (batch * rows), local_rows = whole.dim(1),
@@ -40,13 +39,11 @@ void for_each_run(const View& whole, const View& part_view, const Field& field, 
   const std::int64_t at = field.heads ? part.group * part_row : 0;
   auto *local = static_cast<std::uint8_t*>(whole.data()), *packed = static_cast<std::uint8_t*>(part_view.data());
   for (std::int64_t b = 0; b < batch; ++b) {
-    std::uint8_t* from = local + (b * local_rows + first) * local_row + at;
-    std::uint8_t* to = packed + b * rows * part_row;
-    if (part_row == local_row) {
-      f(from, to, rows * part_row);
-      continue;
-    }
-    for (std::int64_t r = 0; r < rows; ++r) f(from + r * local_row, to + r * part_row, part_row);
+    std::uint8_t *here = local + (b * local_rows + first) * local_row + at, *there = packed + b * rows * part_row;
+    const bool one_run = part_row == local_row;
+    const std::int64_t width = one_run ? rows * part_row : part_row, runs = one_run ? 1 : rows;
+    if (way == Way::into_part) kernels::copy_rows(whole.device(), there, part_row, here, local_row, width, runs);
+    else kernels::copy_rows(whole.device(), here, local_row, there, part_row, width, runs);
   }
 }
 
@@ -76,8 +73,8 @@ Parcel Parcel::packed(const Fields& like, const SequenceLayout& layout, const St
       parcel.arrays_.emplace_back();
       continue;
     }
-    const View& array = parcel.arrays_.emplace_back(parcel.memory_.as<std::uint8_t>() + used, field.whole.type(),
-                                                    device, part_shape(field, rows, part));
+    const View& array = parcel.arrays_.emplace_back(static_cast<std::uint8_t*>(parcel.memory_.view().data()) + used,
+                                                    field.whole.type(), device, part_shape(field, rows, part));
     used += padded(array.bytes());
   }
   return parcel;
@@ -97,19 +94,15 @@ Parcel Parcel::window(const Fields& fields, const SequenceLayout& layout, const 
 void Parcel::copy_from(const Fields& fields, const SequenceLayout& layout, const Steps& steps, const Part& part) const {
   for (std::size_t i = 0; i < fields.size(); ++i)
     if (fields[i].whole)
-      for_each_run(fields[i].whole, arrays_[i], fields[i], layout.local_offset(part.chunk, steps.of(fields[i].per)),
-                   part, [](std::uint8_t* local, std::uint8_t* packed, std::int64_t count) {
-                     std::memcpy(packed, local, std::size_t(count));
-                   });
+      copy_shared(fields[i].whole, arrays_[i], fields[i], layout.local_offset(part.chunk, steps.of(fields[i].per)),
+                  part, Way::into_part);
 }
 
 void Parcel::copy_to(const Fields& fields, const SequenceLayout& layout, const Steps& steps, const Part& part) const {
   for (std::size_t i = 0; i < fields.size(); ++i)
     if (fields[i].whole)
-      for_each_run(fields[i].whole, arrays_[i], fields[i], layout.local_offset(part.chunk, steps.of(fields[i].per)),
-                   part, [](std::uint8_t* local, std::uint8_t* packed, std::int64_t count) {
-                     std::memcpy(local, packed, std::size_t(count));
-                   });
+      copy_shared(fields[i].whole, arrays_[i], fields[i], layout.local_offset(part.chunk, steps.of(fields[i].per)),
+                  part, Way::out_of_part);
 }
 
 View Parcel::at(int field, std::int64_t b) const { return at(field, b, 0, rows_[std::size_t(field)]); }

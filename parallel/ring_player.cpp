@@ -7,10 +7,6 @@ namespace capstan::parallel {
 
 namespace {
 
-enum Kind : int { of_keys, of_rows, of_state_rows, of_state, of_gradients, of_results, kinds };
-
-constexpr int tags = 32768;
-
 /// A gradient parcel as one vector: all its fields have the compute type.
 View as_vector(const Parcel& parcel, kernels::DType type) {
   const View& bytes = parcel.message();
@@ -42,10 +38,6 @@ Parcel RingPlayer::own(const Fields& fields, const Key& key) const {
   Parcel copy = packed(fields, key);
   copy.copy_from(fields, ring_.layout, roles_.steps, part(key));
   return copy;
-}
-
-int RingPlayer::tag(const Key& key, int kind) const {
-  return ((key.first * ring_.schedule.groups + key.second) * kinds + kind) % tags;
 }
 
 void RingPlayer::complete(KeysInHand& in_hand, const Key& key) const {
@@ -104,17 +96,96 @@ Parcel& RingPlayer::gradients(const Key& key) {
       .first->second;
 }
 
-/// Rows that bring their state: what this slot works on may be among them.
-void RingPlayer::receive_states(const Slot& slot) {
-  std::vector<Message> receives;
-  for (const Transfer& t : slot.receive_states) {
-    if (empty(t.chunk)) continue;
-    const Key key{t.chunk, t.group};
-    RowsInHand& in_hand = rows_[key] = {packed(roles_.rows, key), packed(roles_.state, key)};
-    receives.push_back({in_hand.rows.message(), t.peer, tag(key, of_state_rows)});
-    receives.push_back({in_hand.state.message(), t.peer, tag(key, of_state)});
+/// Rows that leave home take a copy of their part of the local arrays along; visitors leave as they are.
+RowsInHand RingPlayer::rows_that_leave(const Key& key) {
+  RowsInHand leaving = std::move(rows(key));
+  rows_.erase(key);
+  if (leaving.rows.is_packed()) return leaving;
+  RowsInHand copy{packed(roles_.rows, key), packed(roles_.state, key)};
+  copy.rows.copy_from(roles_.rows, *roles_.row_layout, roles_.steps, part(key));
+  copy.state.copy_from(roles_.state, *roles_.row_layout, roles_.steps, part(key));
+  return copy;
+}
+
+void RingPlayer::add_send(Moving& moving, const RingMessage& message) {
+  const Transfer& way = message.way;
+  if (empty(way.chunk)) return;
+  const Key key{way.chunk, way.group};
+  const auto send = [&](const Parcel& parcel) {
+    moving.sends.push_back({parcel.message(), way.peer, tag_of(message, ring_.schedule.groups)});
+  };
+  switch (message.cargo) {
+    case RingCargo::keys: return send(keys(key).keys);
+    case RingCargo::rows:  // packed for the message, and at home still
+      moving.leaving.push_back(packed(roles_.rows, key));
+      moving.leaving.back().copy_from(roles_.rows, *roles_.row_layout, roles_.steps, part(key));
+      return send(moving.leaving.back());
+    case RingCargo::state_rows:
+      moving.rows_leaving.push_back(rows_that_leave(key));
+      return send(moving.rows_leaving.back().rows);
+    case RingCargo::state:  // of the rows before it
+      return send(moving.rows_leaving.back().state);
+    case RingCargo::gradients:
+      moving.leaving.push_back(std::move(gradients(key)));
+      gradients_.erase(key);
+      return send(moving.leaving.back());
+    case RingCargo::results:
+      moving.rows_leaving.push_back(std::move(rows(key)));
+      rows_.erase(key);
+      return send(moving.rows_leaving.back().state);
   }
-  if (!receives.empty()) ring_.comm.exchange({}, receives)->wait();
+}
+
+void RingPlayer::add_receive(Moving& moving, const RingMessage& message) {
+  const Transfer& way = message.way;
+  if (empty(way.chunk)) return;
+  const Key key{way.chunk, way.group};
+  const auto receive = [&](const Parcel& parcel) {
+    moving.receives.push_back({parcel.message(), way.peer, tag_of(message, ring_.schedule.groups)});
+  };
+  switch (message.cargo) {
+    case RingCargo::keys: moving.keys[key].keys = packed(roles_.keys, key); return receive(moving.keys[key].keys);
+    case RingCargo::rows:
+      moving.rows[key] = {packed(roles_.rows, key), packed(roles_.state, key)};
+      return receive(moving.rows[key].rows);
+    case RingCargo::state_rows:
+      moving.states[key] = {packed(roles_.rows, key), packed(roles_.state, key)};
+      return receive(moving.states[key].rows);
+    case RingCargo::state:  // of the rows before it
+      return receive(moving.states[key].state);
+    case RingCargo::gradients:
+      moving.gradients.emplace_back(key, packed(roles_.key_gradients, key));
+      return receive(moving.gradients.back().second);
+    case RingCargo::results:
+      moving.results.emplace_back(key, packed(roles_.state, key));
+      return receive(moving.results.back().second);
+  }
+}
+
+void RingPlayer::add_done(Moving& moving, const RingExchange& exchange) {
+  for (const RingMessage& message : exchange.done) add_send(moving, message);
+}
+
+void RingPlayer::post(Moving& moving, const RingExchange& exchange) {
+  for (const RingMessage& message : exchange.sends) add_send(moving, message);
+  for (const RingMessage& message : exchange.receives) add_receive(moving, message);
+  if (moving.sends.empty() && moving.receives.empty()) return;
+  moving.pending = ring_.comm.exchange(moving.sends, moving.receives);
+}
+
+/// Waits, and puts what came where it belongs.
+void RingPlayer::arrive(Moving& moving) {
+  if (moving.pending) moving.pending->wait();
+  for (auto& [key, in_hand] : moving.keys) complete(in_hand, key);
+  for (auto& [key, in_hand] : moving.rows) roles_.begin(in_hand);
+  keys_.merge(moving.keys);
+  rows_.merge(moving.rows);
+  rows_.merge(moving.states);
+  const kernels::DType type = kernels::wide(roles_.keys[key_k].whole.type());
+  for (const auto& [key, sum] : moving.gradients) kernels::add(as_vector(gradients(key), type), as_vector(sum, type));
+  for (const auto& [key, result] : moving.results)
+    result.copy_to(roles_.state, *roles_.row_layout, roles_.steps, part(key));
+  moving = {};
 }
 
 void RingPlayer::work(const Slot& slot) {
@@ -127,105 +198,24 @@ void RingPlayer::work(const Slot& slot) {
 }
 
 void RingPlayer::play() {
-  const kernels::DType type_of_gradients = kernels::wide(roles_.keys[key_k].whole.type());
+  Moving states, others;  // of the slot that begins next
   for (std::size_t s = 0; s < slots_.size(); ++s) {
-    const Slot& slot = slots_[s];
-    receive_states(slot);
-    std::vector<Message> sends, receives;
-    std::map<Key, KeysInHand> new_keys;
-    std::map<Key, RowsInHand> new_rows;
-    std::vector<std::pair<Key, Parcel>> new_gradients, results;
-    const auto each = [&](const std::vector<Transfer>& list, auto&& body) {
-      for (const Transfer& t : list)
-        if (!empty(t.chunk)) body(t, Key{t.chunk, t.group});
-    };
-    each(slot.send_keys, [&](const Transfer& t, const Key& key) {
-      sends.push_back({keys(key).keys.message(), t.peer, tag(key, of_keys)});
-    });
-    each(slot.receive_keys, [&](const Transfer& t, const Key& key) {
-      new_keys[key].keys = packed(roles_.keys, key);
-      receives.push_back({new_keys[key].keys.message(), t.peer, tag(key, of_keys)});
-    });
-    std::vector<Parcel> going;  // rows on their way out: packed for the message, and at home still
-    going.reserve(slot.send_rows.size());
-    each(slot.send_rows, [&](const Transfer& t, const Key& key) {
-      going.push_back(packed(roles_.rows, key));
-      going.back().copy_from(roles_.rows, *roles_.row_layout, roles_.steps, part(key));
-      sends.push_back({going.back().message(), t.peer, tag(key, of_rows)});
-    });
-    each(slot.receive_rows, [&](const Transfer& t, const Key& key) {
-      new_rows[key] = {packed(roles_.rows, key), packed(roles_.state, key)};
-      receives.push_back({new_rows[key].rows.message(), t.peer, tag(key, of_rows)});
-    });
-    each(slot.receive_gradients, [&](const Transfer& t, const Key& key) {
-      new_gradients.emplace_back(key, packed(roles_.key_gradients, key));
-      receives.push_back({new_gradients.back().second.message(), t.peer, tag(key, of_gradients)});
-    });
-    each(slot.receive_results, [&](const Transfer& t, const Key& key) {
-      results.emplace_back(key, packed(roles_.state, key));
-      receives.push_back({results.back().second.message(), t.peer, tag(key, of_results)});
-    });
-
-    const std::unique_ptr<Pending> pending = ring_.comm.exchange(sends, receives);
-    pending->in_background();
-    work(slot);
-    pending->wait();
-
-    for (auto& [key, in_hand] : new_keys) complete(in_hand, key);
-    for (auto& [key, in_hand] : new_rows) roles_.begin(in_hand);
-    keys_.merge(new_keys);
-    rows_.merge(new_rows);
-    for (const auto& [key, sum] : new_gradients)
-      kernels::add(as_vector(gradients(key), type_of_gradients), as_vector(sum, type_of_gradients));
-    for (const auto& [key, result] : results) result.copy_to(roles_.state, *roles_.row_layout, roles_.steps, part(key));
-    send_what_is_done(slot);
+    const SlotExchanges now = exchanges_of(slots_, s);
+    post(states, now.states);
+    post(others, now.others);
+    arrive(states);
+    if (others.pending) others.pending->in_background();
+    work(slots_[s]);
+    arrive(others);
+    if (s + 1 < slots_.size()) {
+      const SlotExchanges next = exchanges_of(slots_, s + 1);
+      add_done(states, next.states);
+      add_done(others, next.others);
+    }
     let_go(s);
   }
-  if (sending_) sending_->wait();
   for (auto& [key, sum] : gradients_)
     if (sum.is_packed()) sum.copy_to(roles_.key_gradients, ring_.layout, roles_.steps, part(key));
-}
-
-void RingPlayer::send_what_is_done(const Slot& slot) {
-  const bool anything = !slot.send_states.empty() || !slot.send_gradients.empty() || !slot.send_results.empty();
-  if (!anything) return;
-  if (sending_) sending_->wait();
-  leaving_.clear();
-  rows_leaving_.clear();
-  std::vector<Message> sends;
-  leaving_.reserve(slot.send_gradients.size());
-  rows_leaving_.reserve(slot.send_states.size() + slot.send_results.size());
-  for (const Transfer& t : slot.send_gradients) {
-    if (empty(t.chunk)) continue;
-    const Key key{t.chunk, t.group};
-    leaving_.push_back(std::move(gradients(key)));
-    gradients_.erase(key);
-    sends.push_back({leaving_.back().message(), t.peer, tag(key, of_gradients)});
-  }
-  for (const Transfer& t : slot.send_states) {
-    if (empty(t.chunk)) continue;
-    const Key key{t.chunk, t.group};
-    RowsInHand& in_hand = rows(key);
-    if (!in_hand.rows.is_packed()) {  // it leaves home
-      RowsInHand copy{packed(roles_.rows, key), packed(roles_.state, key)};
-      copy.rows.copy_from(roles_.rows, *roles_.row_layout, roles_.steps, part(key));
-      copy.state.copy_from(roles_.state, *roles_.row_layout, roles_.steps, part(key));
-      in_hand = std::move(copy);
-    }
-    rows_leaving_.push_back(std::move(in_hand));
-    rows_.erase(key);
-    sends.push_back({rows_leaving_.back().rows.message(), t.peer, tag(key, of_state_rows)});
-    sends.push_back({rows_leaving_.back().state.message(), t.peer, tag(key, of_state)});
-  }
-  for (const Transfer& t : slot.send_results) {
-    if (empty(t.chunk)) continue;
-    const Key key{t.chunk, t.group};
-    rows_leaving_.push_back(std::move(rows(key)));
-    rows_.erase(key);
-    sends.push_back({rows_leaving_.back().state.message(), t.peer, tag(key, of_results)});
-  }
-  sending_ = ring_.comm.exchange(sends, {});
-  sending_->in_background();
 }
 
 void RingPlayer::let_go(std::size_t slot) {

@@ -1,6 +1,12 @@
 #pragma once
-// Plays a rank's part of a schedule's table: keeps the parcels in hand, posts each slot's exchange before its work, and lets
+// Plays a rank's part of a schedule's table: keeps the parcels in hand, posts each slot's exchanges before its work, and lets
 // go of what no later slot needs. Forward and backward play the same way; what they do with a pair of parcels is theirs.
+//
+// Buffers are double: a slot works on parcels that are in hand, while the next ones arrive in parcels of their own. A parcel
+// that is in an exchange is neither written nor freed before the exchange was awaited; those in hand may be read meanwhile, and
+// sent. On a GPU the host runs ahead: an exchange begins when the work before it is done there, and moves on a queue of its
+// own, beside the work of its slot; the work of the next slot comes after it. So memory that an exchange has used is free for
+// that work, and no rank waits for its GPU.
 
 #include <functional>
 #include <map>
@@ -9,6 +15,7 @@
 
 #include "parallel/parcel.h"
 #include "parallel/ring_attention.h"
+#include "parallel/ring_exchanges.h"
 
 namespace capstan::parallel {
 
@@ -52,16 +59,33 @@ class RingPlayer {
   Parcel packed(const Fields& like, const Key& key) const;
   /// This rank's part of local arrays that are no message: a window, if heads are not split.
   Parcel own(const Fields& fields, const Key& key) const;
-  int tag(const Key& key, int kind) const;
 
   KeysInHand& keys(const Key& key);
   RowsInHand& rows(const Key& key);
   Parcel& gradients(const Key& key);
   void complete(KeysInHand& keys, const Key& key) const;
 
-  void receive_states(const Slot& slot);
+  /// An exchange with the parcels of its messages.
+  struct Moving {
+    std::vector<Message> sends, receives;
+    std::vector<Parcel> leaving;
+    std::vector<RowsInHand> rows_leaving;
+    std::map<Key, KeysInHand> keys;
+    std::map<Key, RowsInHand> rows;    // to begin with
+    std::map<Key, RowsInHand> states;  // to go on from
+    std::vector<std::pair<Key, Parcel>> gradients, results;
+    std::unique_ptr<Pending> pending;  // goes first, and lets go of the parcels
+  };
+
+  void add_send(Moving& moving, const RingMessage& message);
+  void add_receive(Moving& moving, const RingMessage& message);
+  /// What the slot before has finished leaves: it is no longer in hand.
+  void add_done(Moving& moving, const RingExchange& exchange);
+  /// Adds the rest, and starts it all.
+  void post(Moving& moving, const RingExchange& exchange);
+  void arrive(Moving& moving);
+  RowsInHand rows_that_leave(const Key& key);
   void work(const Slot& slot);
-  void send_what_is_done(const Slot& slot);
   void let_go(std::size_t slot);
 
   const Ring& ring_;
@@ -72,9 +96,6 @@ class RingPlayer {
   std::map<Key, KeysInHand> keys_;
   std::map<Key, RowsInHand> rows_;
   std::map<Key, Parcel> gradients_;  // this rank's parts, and what others summed so far
-  std::vector<Parcel> leaving_;      // being sent
-  std::vector<RowsInHand> rows_leaving_;
-  std::unique_ptr<Pending> sending_;
 };
 
 }  // namespace capstan::parallel

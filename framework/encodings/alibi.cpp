@@ -3,6 +3,7 @@
 #include "framework/encoding.h"
 
 #include "framework/alibi_slopes.h"
+#include "kernels/host_view.h"
 
 namespace capstan::framework {
 
@@ -15,12 +16,13 @@ class Alibi : public Encoding {
   Claims claims() const override { return {.distance = true}; }
 
   void begin(const TokenRows&, std::int64_t, Device device, DType type) override {
-    slope_ = Tensor({heads_}, type, device);
+    Tensor made({heads_}, type, kernels::filled_on(device));
     const std::vector<double> slopes = alibi_slopes(heads_);
     kernels::with_real(type, [&](auto real) {
       using Real = decltype(real);
-      for (std::int64_t h = 0; h < heads_; ++h) slope_.as<Real>()[h] = Real(-slopes[std::size_t(h)]);
+      for (std::int64_t h = 0; h < heads_; ++h) made.as<Real>()[h] = Real(-slopes[std::size_t(h)]);
     });
+    slope_ = kernels::moved_to(std::move(made), device);
   }
 
   Terms terms(int) const override {

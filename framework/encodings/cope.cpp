@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "framework/alibi_slopes.h"
+#include "kernels/host_view.h"
 #include "kernels/linear.h"
 
 namespace capstan::framework {
@@ -34,14 +35,21 @@ namespace {
 Tensor alibi_table(const View& q, std::int64_t rows) {
   const std::int64_t heads = q.dim(1);
   const std::vector<double> slopes = alibi_slopes(heads);
-  Tensor table({q.dim(0), heads, rows}, q.type(), q.device());
+  Tensor of_row({heads, rows}, q.type(), kernels::filled_on(q.device()));
   kernels::with_real(q.type(), [&](auto real) {
     using Real = decltype(real);
-    Real* at = table.as<Real>();
-    for (std::int64_t n = 0; n < q.dim(0); ++n)
-      for (std::int64_t h = 0; h < heads; ++h)
-        for (std::int64_t p = 0; p < rows; ++p) *at++ = Real(-slopes[std::size_t(h)] * double(p));
+    Real* at = of_row.as<Real>();
+    for (std::int64_t h = 0; h < heads; ++h)
+      for (std::int64_t p = 0; p < rows; ++p) *at++ = Real(-slopes[std::size_t(h)] * double(p));
   });
+  const std::int64_t tokens = q.dim(0);
+  Tensor table({tokens, heads, rows}, q.type(), q.device(), kernels::Fill::none);
+  if (tokens == 0) return table;
+  table.view()[0].copy_from(of_row);
+  for (std::int64_t done = 1; done < tokens; done *= 2) {  // the same for every token
+    const std::int64_t more = std::min(done, tokens - done);
+    table.view().rows(done, done + more).copy_from(table.view().rows(0, more));
+  }
   return table;
 }
 

@@ -5,6 +5,7 @@
 
 #include "framework/encoding.h"
 #include "framework/encodings/head_logits.h"
+#include "kernels/host_view.h"
 
 namespace capstan::framework {
 
@@ -22,25 +23,31 @@ class Forget : public Encoding {
   Prepared prepare(int layer, const Projections& in) override {
     Prepared out;
     out.offset_source = gates_.logits(layer, in.xn);
-    kernels::with_real(in.xn.type(), [&](auto real) {
-      using Real = decltype(real);
-      Real* u = out.offset_source.as<Real>();
-      for (std::int64_t i = 0; i < out.offset_source.view().elements(); ++i)
-        u[i] = std::min(u[i], Real(0)) - std::log1p(std::exp(-std::abs(u[i])));
+    kernels::update_on_host(out.offset_source, [](const View& source) {
+      kernels::with_real(source.type(), [&](auto real) {
+        using Real = decltype(real);
+        Real* u = source.as<Real>();
+        for (std::int64_t i = 0; i < source.elements(); ++i)
+          u[i] = std::min(u[i], Real(0)) - std::log1p(std::exp(-std::abs(u[i])));
+      });
     });
     return out;
   }
   /// d u = d ln f · (1 - f).
   void prepare_backward(int layer, const Projections& d, const PreparedGradients& d_prepared,
                         const Projections& in) override {
-    const Tensor u = gates_.logits(layer, in.xn), du = zeros_like(u);
-    kernels::with_real(in.xn.type(), [&](auto real) {
-      using Real = decltype(real);
-      const Real* from = d_prepared.offset_source.template as<Real>();
-      for (std::int64_t i = 0; i < u.view().elements(); ++i) {
-        const Real at = u.as<Real>()[i], e = std::exp(-std::abs(at));
-        du.as<Real>()[i] = from[i] * (at >= 0 ? e : Real(1)) / (1 + e);
-      }
+    const Tensor du = gates_.logits(layer, in.xn);  // u until below
+    const kernels::HostView d_log_f(d_prepared.offset_source);
+    kernels::update_on_host(du, [&](const View& u) {
+      kernels::with_real(u.type(), [&](auto real) {
+        using Real = decltype(real);
+        Real* at = u.as<Real>();
+        const Real* from = d_log_f.as<Real>();
+        for (std::int64_t i = 0; i < u.elements(); ++i) {
+          const Real e = std::exp(-std::abs(at[i]));
+          at[i] = from[i] * (at[i] >= 0 ? e : Real(1)) / (1 + e);
+        }
+      });
     });
     gates_.backward(layer, d.xn, du, in.xn);
   }

@@ -1,5 +1,8 @@
 #include "framework/encodings/head_logits.h"
 
+#include <algorithm>
+
+#include "kernels/host_view.h"
 #include "kernels/linear.h"
 
 namespace capstan::framework {
@@ -14,15 +17,24 @@ void HeadLogits::declare(Parameters& parameters, const EncodingShape& shape, con
   }
 }
 
+namespace {
+
+/// [N, 1]: the input whose weight is the bias.
+Tensor ones(const View& xn) {
+  Tensor made({xn.dim(0), 1}, xn.type(), kernels::filled_on(xn.device()), kernels::Fill::none);
+  kernels::with_real(xn.type(),
+                     [&](auto real) { std::fill_n(made.as<decltype(real)>(), xn.dim(0), decltype(real)(1)); });
+  return kernels::moved_to(std::move(made), xn.device());
+}
+
+}  // namespace
+
 Tensor HeadLogits::logits(int layer, const View& xn) const {
   const View &weight = weights_[std::size_t(layer)]->value, &bias = biases_[std::size_t(layer)]->value;
   const std::int64_t heads = bias.dim(0);
   Tensor u({xn.dim(0), heads}, xn.type(), xn.device());
   kernels::linear_forward(u, xn, weight);
-  kernels::with_real(xn.type(), [&](auto real) {
-    using Real = decltype(real);
-    for (std::int64_t i = 0; i < u.view().elements(); ++i) u.as<Real>()[i] += bias.as<Real>()[i % heads];
-  });
+  kernels::linear_forward(u, ones(xn), bias.reshape({heads, 1}), kernels::Into::add);
   return u;
 }
 
@@ -32,11 +44,7 @@ void HeadLogits::backward(int layer, const View& d_xn, const View& d_logits, con
   kernels::linear_backward_input(d_xn, d_logits, weight.value, kernels::Into::add);
   if (weight.grad) kernels::linear_backward_weight(weight.grad, d_logits, xn);
   if (!bias.grad) return;
-  const std::int64_t heads = bias.shape[0];
-  kernels::with_real(xn.type(), [&](auto real) {
-    using Real = decltype(real);
-    for (std::int64_t i = 0; i < d_logits.elements(); ++i) bias.grad.as<Real>()[i % heads] += d_logits.as<Real>()[i];
-  });
+  kernels::linear_backward_weight(bias.grad.reshape({bias.shape[0], 1}), d_logits, ones(xn));
 }
 
 }  // namespace capstan::framework

@@ -4,6 +4,7 @@
 #include "framework/encoding.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
+#include "kernels/host_view.h"
 
 namespace capstan::framework {
 
@@ -19,16 +20,18 @@ class Learned : public Encoding {
 
   void begin(const TokenRows& rows, std::int64_t, Device device, DType) override {
     const std::int64_t tokens = rows.position.elements();
-    ids_ = Tensor({tokens}, DType::i32, device);
+    Tensor ids({tokens}, DType::i32, kernels::filled_on(device));
+    const kernels::HostView positions(rows.position);
     for (std::int64_t n = 0; n < tokens; ++n) {
-      const std::int64_t position = rows.position.as<std::int64_t>()[n];
+      const std::int64_t position = positions.as<std::int64_t>()[n];
       if (position >= shape_.max_length)
         fail(ExitCode::config,
              "position {} has no row: position.kind = learned knows {} positions (model.max_length); choose shorter "
              "sequences, or an encoding that extends",
              position, shape_.max_length);
-      ids_.as<std::int32_t>()[n] = std::int32_t(position);
+      ids.as<std::int32_t>()[n] = std::int32_t(position);
     }
+    ids_ = kernels::moved_to(std::move(ids), device);
   }
 
   void embed(const View& x) override {

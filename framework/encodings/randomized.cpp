@@ -7,6 +7,7 @@
 
 #include "framework/encoding.h"
 #include "framework/random.h"
+#include "kernels/host_view.h"
 
 namespace capstan::framework {
 
@@ -35,12 +36,14 @@ class Randomized : public Encoding {
       fail(ExitCode::config,
            "a sequence of {} tokens needs as many positions, position.randomized_length = {} has fewer; raise it",
            length, from_);
-    for (std::int64_t b = 0; b < position.dim(0); ++b) {
-      const std::vector<std::int64_t> drawn = sorted_sample(draws.empty() ? 0 : draws[std::size_t(b)], length, from_);
-      const View row = position[b];
-      for (std::int64_t t = 0; t < row.elements(); ++t)
-        row.as<std::int64_t>()[t] = drawn[std::size_t(row.as<std::int64_t>()[t])];
-    }
+    kernels::update_on_host(position, [&](const View& host) {
+      for (std::int64_t b = 0; b < host.dim(0); ++b) {
+        const std::vector<std::int64_t> drawn = sorted_sample(draws.empty() ? 0 : draws[std::size_t(b)], length, from_);
+        const View row = host[b];
+        for (std::int64_t t = 0; t < row.elements(); ++t)
+          row.as<std::int64_t>()[t] = drawn[std::size_t(row.as<std::int64_t>()[t])];
+      }
+    });
   }
 
  private:

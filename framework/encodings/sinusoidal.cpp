@@ -4,6 +4,8 @@
 #include <cmath>
 
 #include "framework/encoding.h"
+#include "kernels/elementwise.h"
+#include "kernels/host_view.h"
 
 namespace capstan::framework {
 
@@ -15,24 +17,29 @@ class Sinusoidal : public Encoding {
     for (std::int64_t c = 0; c < width_; c += 2) scale_.push_back(std::pow(position.theta, double(c) / double(width_)));
   }
 
-  void begin(const TokenRows& rows, std::int64_t, Device, DType) override { position_ = rows.position; }
-
-  void embed(const View& x) override {
-    const auto* position = position_.as<std::int64_t>();
-    kernels::with_real(x.type(), [&](auto real) {
+  void begin(const TokenRows& rows, std::int64_t, Device device, DType type) override {
+    Tensor waves({rows.position.elements(), width_}, type, kernels::filled_on(device), kernels::Fill::none);
+    const kernels::HostView position(rows.position);
+    kernels::with_real(type, [&](auto real) {
       using Real = decltype(real);
-      for (std::int64_t n = 0; n < x.dim(0); ++n)
+      for (std::int64_t n = 0; n < waves.shape()[0]; ++n)
         for (std::int64_t c = 0; c < width_; ++c) {
-          const double angle = double(position[n]) / scale_[std::size_t(c / 2)];
-          x.as<Real>()[n * width_ + c] += Real(c % 2 == 0 ? std::sin(angle) : std::cos(angle));
+          const double angle = double(position.as<std::int64_t>()[n]) / scale_[std::size_t(c / 2)];
+          waves.as<Real>()[n * width_ + c] = Real(c % 2 == 0 ? std::sin(angle) : std::cos(angle));
         }
     });
+    waves_ = kernels::moved_to(std::move(waves), device);
+  }
+
+  void embed(const View& x) override {
+    kernels::add(x, waves_);
+    waves_ = {};
   }
 
  private:
   std::int64_t width_;
   std::vector<double> scale_;  // per pair of channels
-  View position_;              // [B, T]
+  Tensor waves_;               // [N, C], from begin to embed
 };
 
 }  // namespace

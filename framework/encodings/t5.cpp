@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "framework/encoding.h"
+#include "kernels/host_view.h"
 
 namespace capstan::framework {
 
@@ -23,21 +24,23 @@ class T5 : public Encoding {
 
   /// table [H, distances] from the buckets.
   void begin(const TokenRows&, std::int64_t, Device device, DType type) override {
-    table_ = Tensor({heads_, last_distance_ + 1}, type, device);
+    Tensor table({heads_, last_distance_ + 1}, type, kernels::filled_on(device));
+    const kernels::HostView bias(bias_->value);
     kernels::with_real(type, [&](auto real) {
       using Real = decltype(real);
-      each_entry([&](std::int64_t entry, std::int64_t bucket) {
-        table_.as<Real>()[entry] = bias_->value.template as<Real>()[bucket];
-      });
+      each_entry([&](std::int64_t entry, std::int64_t bucket) { table.as<Real>()[entry] = bias.as<Real>()[bucket]; });
     });
+    table_ = kernels::moved_to(std::move(table), device);
     if (bias_->grad) d_table_ = zeros_like(table_);
   }
   void embed_backward(const View&) override {  // the last of all backward hooks: every layer has added to d_table
     if (!d_table_) return;
-    kernels::with_real(table_.view().type(), [&](auto real) {
-      using Real = decltype(real);
-      each_entry([&](std::int64_t entry, std::int64_t bucket) {
-        bias_->grad.template as<Real>()[bucket] += d_table_.as<Real>()[entry];
+    const kernels::HostView d_table(d_table_);
+    kernels::update_on_host(bias_->grad, [&](const View& grad) {
+      kernels::with_real(grad.type(), [&](auto real) {
+        using Real = decltype(real);
+        each_entry(
+            [&](std::int64_t entry, std::int64_t bucket) { grad.as<Real>()[bucket] += d_table.as<Real>()[entry]; });
       });
     });
     d_table_.view().fill_zero();

@@ -137,11 +137,11 @@ class Tape : public Encoding {
       made.w_up = Tensor({1, g}, z.type(), z.device());
       made.w_down = Tensor({g, 1}, z.type(), z.device());
     }
-    if (own.alpha && made.alpha)
-      kernels::with_real(z.type(), [&](auto real) {
-        using Real = decltype(real);
-        for (std::int64_t h = 0; h < g; ++h) made.alpha.as<Real>()[h * g + h] = own.alpha->value.template as<Real>()[h];
-      });
+    if (own.alpha && made.alpha) {  // the diagonal is the first column of rows of g + 1
+      const std::int64_t entry = kernels::size_of(z.type());
+      kernels::copy_rows(z.device(), made.alpha.view().data(), (g + 1) * entry, own.alpha->value.data(), entry, entry,
+                         g);
+    }
     return made;
   }
 
@@ -151,11 +151,10 @@ class Tape : public Encoding {
 
   /// The adjoint of a diagonal alpha.
   void add_diagonal(const View& grad, const View& d_alpha) const {
-    const std::int64_t g = shape_.kv_heads;
-    kernels::with_real(grad.type(), [&](auto real) {
-      using Real = decltype(real);
-      for (std::int64_t h = 0; h < g; ++h) grad.as<Real>()[h] += d_alpha.as<Real>()[h * g + h];
-    });
+    const std::int64_t g = shape_.kv_heads, entry = kernels::size_of(grad.type());
+    const Tensor diagonal({g}, grad.type(), grad.device(), kernels::Fill::none);
+    kernels::copy_rows(grad.device(), diagonal.view().data(), entry, d_alpha.data(), (g + 1) * entry, entry, g);
+    kernels::add(grad, diagonal);
   }
 
   Tensor mean_over_group(const View& p) const {

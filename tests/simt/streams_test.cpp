@@ -5,9 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <thread>
 
+#include "kernels/flush_denormals.h"
 #include "kernels/launch.cuh"
 #include "kernels/stream_cuda.h"
 #include "tests/simt/device_array.h"
@@ -263,6 +265,40 @@ TEST(SimtMemory, WhatPointersAre) {
   ASSERT_EQ(cudaPointerGetAttributes(&attributes, &local), cudaSuccess);
   EXPECT_EQ(attributes.type, cudaMemoryTypeHost);
   EXPECT_EQ(cudaHostUnregister(&local), cudaSuccess);
+}
+
+TEST(SimtStreams, ADeviceWaitsForItsOwnStreams) {
+  const simt::Session session(simt::Order{});
+  simt::set_devices(2, CUDART_VERSION);
+  int ran = 0;
+  const auto count = [](void* calls) { ++*static_cast<int*>(calls); };
+  ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+  const Stream of_one;
+  ASSERT_EQ(cudaLaunchHostFunc(of_one, count, &ran), cudaSuccess);
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  const Stream of_zero;
+  ASSERT_EQ(cudaLaunchHostFunc(of_zero, count, &ran), cudaSuccess);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_EQ(ran, 1);
+  of_one.wait();
+  EXPECT_EQ(ran, 2);
+  simt::set_devices(1, CUDART_VERSION);
+}
+
+__global__ void halve(float* x) { x[threadIdx.x] *= 0.5f; }
+
+// Rank threads flush denormal numbers; a GPU does not, whichever thread happens to run its work here.
+TEST(SimtStreams, KernelsKeepDenormals) {
+  const simt::Session session;
+  const float smallest_normal = std::numeric_limits<float>::min();
+  std::vector<float> got;
+  std::thread([&] {
+    kernels::flush_denormals();
+    const DeviceArray<float> x(std::vector<float>(32, smallest_normal));
+    launch<void>(halve, dim3(1), dim3(32), nullptr, x.data());
+    got = x.values();
+  }).join();
+  EXPECT_EQ(got, std::vector<float>(32, smallest_normal / 2));
 }
 
 // Ranks are threads of one process, each with a stream of its own.

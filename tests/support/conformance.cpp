@@ -195,6 +195,7 @@ TinyShape Conformance::shape_of(const Cell& cell, const Arithmetic& arithmetic) 
       3;  // TAPE: the first layer's states are made where they are needed, the second's travel, the last has none
   std::tie(shape.heads, shape.kv_heads) = heads_of(cell);
   shape.tile = cell.tile;
+  if (arithmetic_.device == Device::cuda) shape.head_size = 8;
   shape.device = arithmetic.device;
   shape.type = arithmetic.type;
   // Where rounding is compared, with parameters that do not magnify it from layer to layer.
@@ -275,10 +276,8 @@ OracleParameters oracle_parameters(const framework::Model& model) {
 }
 
 template <class T> std::vector<T> ints_of(const Tensor& x) {
-  std::vector<T> out;
-  for (std::int64_t i = 0; i < x.view().elements(); ++i)
-    out.push_back(x.view().type() == DType::i32 ? T(x.as<std::int32_t>()[i]) : T(x.as<std::int64_t>()[i]));
-  return out;
+  const std::vector<double> values = values_of(x);
+  return std::vector<T>(values.begin(), values.end());
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <numbers>
 
+#include "kernels/host_view.h"
+
 namespace capstan::tests {
 
 using kernels::Device;
@@ -39,9 +41,11 @@ template <class T> double value_of(T element) {
 
 void assign(const View& view, const std::vector<double>& values) {
   CAPSTAN_CHECK(view.elements() == std::ssize(values), "{} values for {}", values.size(), view.shape().text());
-  with_element(view.type(), [&](auto zero) {
-    using T = decltype(zero);
-    std::transform(values.begin(), values.end(), view.as<T>(), [](double value) { return element_of<T>(value); });
+  kernels::update_on_host(view, [&](const View& host) {
+    with_element(view.type(), [&](auto zero) {
+      using T = decltype(zero);
+      std::transform(values.begin(), values.end(), host.as<T>(), [](double value) { return element_of<T>(value); });
+    });
   });
 }
 
@@ -94,9 +98,10 @@ Tensor converted(const View& view, DType type, Device device) {
 
 std::vector<double> values_of(const View& view) {
   std::vector<double> values(static_cast<std::size_t>(view.elements()));
+  const kernels::HostView host(view);
   with_element(view.type(), [&](auto zero) {
     using T = decltype(zero);
-    std::transform(view.as<T>(), view.as<T>() + view.elements(), values.begin(),
+    std::transform(host.as<T>(), host.as<T>() + view.elements(), values.begin(),
                    [](T value) { return value_of(value); });
   });
   return values;

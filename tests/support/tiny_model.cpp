@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "kernels/host_view.h"
 #include "tests/support/tensors.h"
 
 namespace capstan::tests {
@@ -61,12 +62,14 @@ std::unique_ptr<framework::Model> tiny_model(const TinyShape& shape, std::uint64
     const double scale = p.shape.rank() == 1 ? 0.1 : shape.scale * std::sqrt(std::min(1.0, 12.0 / double(p.shape[-1])));
     p.value.copy_from(random_tensor(p.shape, p.value.type(), shape.device, ++stream, scale));
     if (p.init != framework::Init::one && p.init != framework::Init::given) continue;
-    kernels::with_real(p.value.type(), [&](auto real) {
-      using Real = decltype(real);
-      for (std::int64_t i = 0; i < p.value.elements(); ++i) {
-        Real& value = p.value.as<Real>()[i];
-        value = p.init == framework::Init::one ? 1 + value : Real(p.given[std::size_t(i)]) * (1 + value);
-      }
+    kernels::update_on_host(p.value, [&](const kernels::View& host) {
+      kernels::with_real(host.type(), [&](auto real) {
+        using Real = decltype(real);
+        for (std::int64_t i = 0; i < host.elements(); ++i) {
+          Real& value = host.as<Real>()[i];
+          value = p.init == framework::Init::one ? 1 + value : Real(p.given[std::size_t(i)]) * (1 + value);
+        }
+      });
     });
   }
   if (shape.type == DType::bf16) model->parameters().narrow();
@@ -79,9 +82,10 @@ framework::Batch tiny_batch(const parallel::SequenceLayout& layout, int rank, co
   const std::int64_t local = std::int64_t(index.size());
   framework::Batch batch;
   batch.length = layout.length();
-  for (Tensor* ints : {&batch.tokens, &batch.targets}) *ints = Tensor({sequences, local}, DType::i32, shape.device);
+  const kernels::Device filled = kernels::filled_on(shape.device);
+  for (Tensor* ints : {&batch.tokens, &batch.targets}) *ints = Tensor({sequences, local}, DType::i32, filled);
   for (Tensor* longs : {&batch.index, &batch.position, &batch.document})
-    *longs = Tensor({sequences, local}, DType::i64, shape.device);
+    *longs = Tensor({sequences, local}, DType::i64, filled);
   const auto token = [&](std::int64_t b, std::int64_t t) {
     return std::int32_t(random_bits(seed + std::uint64_t(b), std::uint64_t(t)) % std::uint64_t(shape.vocabulary));
   };
@@ -97,6 +101,7 @@ framework::Batch tiny_batch(const parallel::SequenceLayout& layout, int rank, co
       batch.position.as<std::int64_t>()[at] = t - begin;
       batch.document.as<std::int64_t>()[at] = document;
     }
+  batch.move_to(shape.device);
   return batch;
 }
 
@@ -110,7 +115,7 @@ LossAndGradients loss_and_gradients(framework::Model& model, const parallel::Rin
   model.parameters().gradients().fill_zero();
   framework::Pass pass = model.forward(ring, batch, tile, keep);
   LossAndGradients out;
-  for (std::int64_t t = 0; t < pass.nll.view().elements(); ++t) out.loss += pass.nll.as<double>()[t];
+  for (const double of_token : kernels::host_values<double>(pass.nll)) out.loss += of_token;
   out.loss = ring.comm.all_reduce(out.loss);
   model.backward(batch, pass);
   Tensor sum = zeros_like(model.parameters().gradients());

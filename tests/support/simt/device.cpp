@@ -15,41 +15,70 @@ Device& device() {
   return only;
 }
 
+thread_local cudaError_t Device::last_error = cudaSuccess;
+
 cudaError_t Device::note(cudaError_t status) {
   if (status != cudaSuccess && status != cudaErrorNotReady) last_error = status;
   return status;
 }
 
-cudaError_t Device::queue(cudaStream_t stream, std::function<cudaError_t()> run, std::vector<Mark> after) {
+cudaError_t Device::break_down(cudaError_t error, const std::string& why) {
+  fault = why;
+  broken = error;
+  lock.changed();
+  return error;
+}
+
+cudaError_t Device::queue(cudaStream_t stream, std::function<cudaError_t()> run, std::vector<Mark> after,
+                          std::shared_ptr<const Meeting> meeting) {
   if (broken != cudaSuccess) return note(broken);
   const auto found = streams.find(stream);
   if (!found) return note(cudaErrorInvalidResourceHandle);
-  streams.queue(found, std::move(run), std::move(after));
+  streams.queue(found, {std::move(run), std::move(after), std::move(meeting)});
+  lock.changed();
   return cudaSuccess;
 }
 
 cudaError_t Device::wait(cudaStream_t stream) {
-  if (broken != cudaSuccess) return note(broken);
   const auto found = streams.find(stream);
-  return note(found ? streams.wait(streams.mark(found)) : cudaErrorInvalidResourceHandle);
+  return found ? wait(streams.mark(found)) : note(broken != cudaSuccess ? broken : cudaErrorInvalidResourceHandle);
+}
+
+cudaError_t Device::wait(const Mark& mark) {
+  for (;;) {
+    if (broken != cudaSuccess) return note(broken);
+    if (const cudaError_t status = streams.run_towards(mark); status != cudaSuccess) return note(status);
+    if (Streams::reached(mark)) return cudaSuccess;
+    if (const std::string text = streams.deadlock(mark); !text.empty())
+      return note(break_down(cudaErrorLaunchFailure, "deadlock, each waits for the next: " + text));
+    if (!lock.sleep(patience))
+      return note(break_down(cudaErrorLaunchFailure, "nobody has queued the other side: " + streams.missing()));
+  }
+}
+
+cudaError_t Device::synchronize() {
+  if (broken != cudaSuccess) return note(broken);
+  for (const Mark& end : streams.ends(device_of_thread()))
+    if (const cudaError_t status = wait(end); status != cudaSuccess) return status;
+  return cudaSuccess;
 }
 
 cudaError_t Device::run_kernel(KernelCall& call) {
   const Fault outcome = machine().run(call, streams.order());
   switch (outcome.kind) {
     case Fault::Kind::none: return cudaSuccess;
-    case Fault::Kind::illegal_address: broken = cudaErrorIllegalAddress; break;
-    case Fault::Kind::misaligned: broken = cudaErrorMisalignedAddress; break;
-    case Fault::Kind::other: broken = cudaErrorLaunchFailure; break;
+    case Fault::Kind::illegal_address: return break_down(cudaErrorIllegalAddress, outcome.text);
+    case Fault::Kind::misaligned: return break_down(cudaErrorMisalignedAddress, outcome.text);
+    case Fault::Kind::other: return break_down(cudaErrorLaunchFailure, outcome.text);
   }
-  fault = outcome.text;
-  return broken;
+  return cudaErrorLaunchFailure;
 }
 
 void Device::forget_work() {
   streams.drop_queued();
   fault.clear();
   broken = last_error = cudaSuccess;
+  lock.changed();
 }
 
 Order order_of(const std::string& text) {
@@ -73,6 +102,11 @@ Order order() {
 void set_device_memory(std::size_t bytes) {
   const std::scoped_lock guard(device().lock);
   machine().memory().set_capacity(bytes);
+}
+
+void set_patience(double seconds) {
+  const std::scoped_lock guard(device().lock);
+  device().patience = seconds;
 }
 
 void set_devices(int count, int driver) {

@@ -16,6 +16,9 @@ std::uint32_t __tsan_atomic32_load(const volatile std::uint32_t* address, int) {
 std::uint64_t __tsan_atomic64_load(const volatile std::uint64_t* address, int) {
   return __atomic_load_n(address, order);
 }
+void __tsan_atomic8_store(volatile std::uint8_t* address, std::uint8_t value, int) {
+  __atomic_store_n(address, value, order);
+}
 void __tsan_atomic32_store(volatile std::uint32_t* address, std::uint32_t value, int) {
   __atomic_store_n(address, value, order);
 }

@@ -12,7 +12,7 @@ using namespace simt;
 namespace {
 
 constexpr int version = CUDART_VERSION;
-thread_local int device_of_thread = 0;
+thread_local int number_of_thread = 0;
 
 bool exists(int number) { return number >= 0 && number < device().count; }
 
@@ -23,36 +23,49 @@ SimtEvent* find_event(cudaEvent_t handle) {
   return nullptr;
 }
 
+/// Whoever polls gets there one day: what can run runs now, and the next query finds it done.
+cudaError_t poll(const Mark& mark) {
+  if (device().broken != cudaSuccess) return device().note(device().broken);
+  const cudaError_t status = device().streams.run_towards(mark);
+  return device().note(status == cudaSuccess ? cudaErrorNotReady : status);
+}
+
 double milliseconds_now() {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 }  // namespace
 
+int simt::device_of_thread() { return number_of_thread; }
+
 cudaError_t cudaGetDeviceCount(int* count) {
+  const std::scoped_lock guard(device().lock);
   *count = device().count;
   if (device().driver < version) return cudaErrorInsufficientDriver;
   return *count > 0 ? cudaSuccess : cudaErrorNoDevice;
 }
 
 cudaError_t cudaGetDevice(int* number) {
-  *number = device_of_thread;
+  *number = number_of_thread;
   return cudaSuccess;
 }
 
 cudaError_t cudaSetDevice(int number) {
+  const std::scoped_lock guard(device().lock);
   if (!exists(number)) return device().note(cudaErrorInvalidDevice);
-  device_of_thread = number;
+  number_of_thread = number;
   return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetPCIBusId(char* bus, int bytes, int number) {
+  const std::scoped_lock guard(device().lock);
   if (!exists(number)) return device().note(cudaErrorInvalidDevice);
   std::snprintf(bus, std::size_t(bytes), "0000:%02x:00.0", unsigned(number + 1));
   return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int number) {
+  const std::scoped_lock guard(device().lock);
   if (!exists(number)) return device().note(cudaErrorInvalidDevice);
   *properties = {};
   std::strcpy(properties->name, "SIMT emulator");
@@ -97,7 +110,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 
 cudaError_t cudaDeviceSynchronize() {
   const std::scoped_lock guard(device().lock);
-  return device().note(device().broken != cudaSuccess ? device().broken : device().streams.wait_for_all());
+  return device().synchronize();
 }
 
 cudaError_t cudaDeviceReset() {
@@ -116,6 +129,7 @@ cudaError_t cudaRuntimeGetVersion(int* number) {
 }
 
 cudaError_t cudaDriverGetVersion(int* number) {
+  const std::scoped_lock guard(device().lock);
   *number = device().driver;
   return cudaSuccess;
 }
@@ -161,7 +175,7 @@ const char* cudaGetErrorString(cudaError_t error) {
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   const std::scoped_lock guard(device().lock);
-  *stream = device().streams.create(flags != cudaStreamNonBlocking);
+  *stream = device().streams.create(flags != cudaStreamNonBlocking, device_of_thread());
   return cudaSuccess;
 }
 
@@ -187,9 +201,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (!found) return device().note(cudaErrorInvalidResourceHandle);
   if (device().broken != cudaSuccess) return device().note(device().broken);
   if (found->queue.empty()) return cudaSuccess;
-  // Whoever polls gets there one day: the work runs now, and the next query finds it done.
-  const cudaError_t status = device().wait(stream);
-  return status == cudaSuccess ? cudaErrorNotReady : status;
+  return poll(device().streams.mark(found));
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t handle, unsigned) {
@@ -238,17 +250,14 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
   const std::scoped_lock guard(device().lock);
   const SimtEvent* const event = find_event(handle);
   if (!event) return device().note(cudaErrorInvalidResourceHandle);
-  if (device().broken != cudaSuccess) return device().note(device().broken);
-  return device().note(Streams::reached(event->recorded) ? cudaSuccess : device().streams.wait(event->recorded));
+  return device().wait(Mark(event->recorded));  // a copy: the event may be recorded again meanwhile
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t handle) {
   const std::scoped_lock guard(device().lock);
   const SimtEvent* const event = find_event(handle);
   if (!event) return device().note(cudaErrorInvalidResourceHandle);
-  if (Streams::reached(event->recorded)) return cudaSuccess;
-  const cudaError_t status = cudaEventSynchronize(handle);  // as in cudaStreamQuery
-  return status == cudaSuccess ? cudaErrorNotReady : status;
+  return Streams::reached(event->recorded) ? cudaSuccess : poll(event->recorded);
 }
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {

@@ -26,10 +26,7 @@ bool valid(const void* begin, std::size_t pitch, std::size_t width, std::size_t 
   return true;
 }
 
-cudaError_t break_device(cudaError_t error, const std::string& what) {
-  device().fault = what;
-  return device().broken = error;
-}
+cudaError_t break_device(cudaError_t error, const std::string& what) { return device().break_down(error, what); }
 
 cudaError_t run_copy(const Copy& copy) {
   DeviceMemory& memory = machine().memory();
@@ -136,6 +133,13 @@ cudaError_t allocate(void** memory, std::size_t bytes) {
 }
 
 }  // namespace
+
+cudaError_t copy_on_device(void* to, const void* from, std::size_t bytes) {
+  Copy copy = rows(to, bytes, from, bytes, bytes, 1);
+  copy.to_device = on_device(to);
+  copy.from_device = on_device(from);
+  return bytes == 0 ? cudaSuccess : run_copy(copy);
+}
 
 }  // namespace simt
 

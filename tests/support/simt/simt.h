@@ -37,7 +37,10 @@ class Session {
 
 /// How much memory the device has.
 void set_device_memory(std::size_t bytes);
-/// How many devices a program sees, and of which version (13000: 13.0; 0: none) their driver is. All devices are one and the same.
+/// How long a wait may last for what another thread of the host has yet to queue (60 s), before it is an error.
+void set_patience(double seconds);
+/// How many devices a program sees, and of which version (13000: 13.0; 0: none) their driver is. All devices share one memory
+/// and one multiprocessor; streams belong to the device that their thread works with.
 void set_devices(int count, int driver);
 
 }  // namespace simt

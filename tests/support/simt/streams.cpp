@@ -1,14 +1,35 @@
 #include "tests/support/simt/streams.h"
 
+#include <xmmintrin.h>
+
 #include <algorithm>
 
 #include "tests/support/simt/machine.h"
 
 namespace simt {
 
-cudaStream_t Streams::create(bool blocking) {
+namespace {
+
+/// The device computes with denormal numbers, whatever the thread of the host does that happens to run its work.
+class WithDenormals {
+ public:
+  WithDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ & ~(flush_to_zero | denormals_are_zero)); }
+  ~WithDenormals() { _mm_setcsr(before_); }
+  WithDenormals(const WithDenormals&) = delete;
+  WithDenormals& operator=(const WithDenormals&) = delete;
+
+ private:
+  static constexpr unsigned flush_to_zero = 0x8000, denormals_are_zero = 0x0040;
+  unsigned before_;
+};
+
+}  // namespace
+
+cudaStream_t Streams::create(bool blocking, int device) {
+  forget_drained();
   streams_.push_back(std::make_shared<SimtStream>());
   streams_.back()->blocking = blocking;
+  streams_.back()->device = device;
   handles_.push_back(streams_.back());
   return streams_.back().get();
 }
@@ -24,22 +45,38 @@ bool Streams::destroy(cudaStream_t handle) {
   return std::erase_if(handles_, [&](const auto& stream) { return stream.get() == handle; }) == 1;
 }
 
-void Streams::queue(const std::shared_ptr<SimtStream>& stream, std::function<cudaError_t()> run,
-                    std::vector<Mark> after) {
+void Streams::forget_drained() {
+  std::erase_if(streams_, [&](const auto& stream) {
+    return stream != streams_.front() && stream->queue.empty() &&
+           std::find(handles_.begin(), handles_.end(), stream) == handles_.end();
+  });
+}
+
+void Streams::queue(const std::shared_ptr<SimtStream>& stream, Operation operation) {
   // The default stream waits for all that other streams have queued, and they for it (CUDA guide, "Default Stream").
   if (stream == streams_.front()) {
     for (const auto& other : streams_)
-      if (other != stream && other->blocking) after.push_back(mark(other));
+      if (other != stream && other->blocking) operation.after.push_back(mark(other));
   } else if (stream->blocking) {
-    after.push_back(mark(streams_.front()));
+    operation.after.push_back(mark(streams_.front()));
   }
-  stream->queue.push_back({std::move(run), std::move(after)});
+  stream->queue.push_back(std::move(operation));
   ++stream->queued;
 }
 
-bool Streams::ready(const SimtStream& stream) const {
-  return !stream.queue.empty() &&
-         std::all_of(stream.queue.front().after.begin(), stream.queue.front().after.end(), reached);
+const Mark* Streams::first_unreached(const Operation& operation) {
+  for (const Mark& mark : operation.after)
+    if (!reached(mark)) return &mark;
+  if (operation.meeting)
+    for (const Mark& mark : operation.meeting->after)
+      if (!reached(mark)) return &mark;
+  return nullptr;
+}
+
+bool Streams::ready(const SimtStream& stream) {
+  if (stream.queue.empty()) return false;
+  const Operation& next = stream.queue.front();
+  return !first_unreached(next) && !(next.meeting && next.meeting->missing > 0);
 }
 
 cudaError_t Streams::run_next(SimtStream& stream) {
@@ -50,59 +87,70 @@ cudaError_t Streams::run_next(SimtStream& stream) {
   return status;
 }
 
-cudaError_t Streams::run_needed(const Mark& mark) {
-  while (!reached(mark)) {
-    for (const Mark& before : mark.stream->queue.front().after)
-      if (const cudaError_t status = run_needed(before); status != cudaSuccess) return status;
-    if (const cudaError_t status = run_next(*mark.stream); status != cudaSuccess) return status;
+/// Stream after stream, each held up by the next one; the last one can run, lacks what nobody has queued, or is there twice.
+std::vector<SimtStream*> Streams::chain(const Mark& mark) {
+  std::vector<SimtStream*> streams{mark.stream.get()};
+  while (const Mark* const before = first_unreached(streams.back()->queue.front())) {
+    const bool again = std::find(streams.begin(), streams.end(), before->stream.get()) != streams.end();
+    streams.push_back(before->stream.get());
+    if (again) break;
   }
-  return cudaSuccess;
+  return streams;
 }
 
-cudaError_t Streams::run_others_first(const Mark& mark) {
+/// nullptr: nothing can run.
+SimtStream* Streams::next_towards(const Mark& mark) {
+  if (order_.kind == Order::Kind::forward) {
+    SimtStream* const last = chain(mark).back();
+    return ready(*last) ? last : nullptr;
+  }
+  std::vector<SimtStream*> ready_ones;
+  for (const auto& stream : streams_)
+    if (ready(*stream)) ready_ones.push_back(stream.get());
+  if (ready_ones.empty()) return nullptr;
+  if (order_.kind == Order::Kind::random) return ready_ones[random_() % ready_ones.size()];
+  // The last one that is not waited for; else the one that is.
+  for (auto stream = ready_ones.rbegin(); stream != ready_ones.rend(); ++stream)
+    if (*stream != mark.stream.get()) return *stream;
+  return mark.stream.get();
+}
+
+cudaError_t Streams::run_towards(const Mark& mark) {
+  if (reached(mark)) return cudaSuccess;
+  const DeviceMemory::Open open(machine().memory());
+  const WithDenormals as_on_a_gpu;
   while (!reached(mark)) {
-    SimtStream* next = nullptr;  // the last one that can go on and is not waited for; else the one that is
-    for (const auto& stream : streams_)
-      if (ready(*stream) && (stream != mark.stream || !next)) next = stream.get();
+    SimtStream* const next = next_towards(mark);
+    if (!next) return cudaSuccess;
     if (const cudaError_t status = run_next(*next); status != cudaSuccess) return status;
   }
   return cudaSuccess;
 }
 
-cudaError_t Streams::run_some(const Mark& mark) {
-  while (!reached(mark)) {
-    std::vector<SimtStream*> ready_ones;
-    for (const auto& stream : streams_)
-      if (ready(*stream)) ready_ones.push_back(stream.get());
-    SimtStream& next = *ready_ones[random_() % ready_ones.size()];
-    if (const cudaError_t status = run_next(next); status != cudaSuccess) return status;
-  }
-  return cudaSuccess;
+std::vector<Mark> Streams::ends(int device) const {
+  std::vector<Mark> marks;
+  for (const auto& stream : streams_)
+    if (stream->device == device && !stream->queue.empty()) marks.push_back(mark(stream));
+  return marks;
 }
 
-cudaError_t Streams::wait(const Mark& mark) {
-  if (reached(mark)) return cudaSuccess;
-  const DeviceMemory::Open open(machine().memory());
-  switch (order_.kind) {
-    case Order::Kind::forward: return run_needed(mark);
-    case Order::Kind::reverse: return run_others_first(mark);
-    case Order::Kind::random: return run_some(mark);
-  }
-  return cudaErrorInvalidValue;
+std::string Streams::deadlock(const Mark& mark) const {
+  const std::vector<SimtStream*> streams = chain(mark);
+  const auto first = std::find(streams.begin(), streams.end(), streams.back());
+  if (first + 1 == streams.end()) return "";
+  std::string text;
+  for (auto stream = first; stream + 1 != streams.end(); ++stream)
+    if (const auto& meeting = (*stream)->queue.front().meeting) text += (text.empty() ? "" : "; ") + meeting->text;
+  return text;
 }
 
-cudaError_t Streams::wait_for_all() {
-  const bool idle =
-      std::all_of(streams_.begin(), streams_.end(), [](const auto& stream) { return stream->queue.empty(); });
-  if (idle) return cudaSuccess;
-  const DeviceMemory::Open open(machine().memory());
-  const auto streams = streams_;
-  for (const auto& stream : streams)
-    if (const cudaError_t status = wait(mark(stream)); status != cudaSuccess) return status;
-  std::erase_if(streams_, [&](const auto& stream) {  // destroyed and drained
-    return stream != streams_.front() && std::find(handles_.begin(), handles_.end(), stream) == handles_.end();
-  });
-  return cudaSuccess;
+std::string Streams::missing() const {
+  std::string text;
+  for (const auto& stream : streams_)
+    if (!stream->queue.empty())
+      if (const auto& meeting = stream->queue.front().meeting; meeting && meeting->missing > 0)
+        text += (text.empty() ? "" : "; ") + meeting->text;
+  return text;
 }
 
 void Streams::set_order(const Order& order) {
