@@ -84,7 +84,7 @@ TEST(ShiftedAttention, MasksAsWrittenUnderEverySchedule) {
           kernels::AttentionSettings settings;
           settings.tile = 4;
           const auto segments = framework::shifted_segments(in.rows, tokens, groups);
-          const auto saved = shifted_attention_forward(ring, segments, in, settings, nullptr);
+          const auto saved = framework::shifted_attention_forward(ring, segments, in, settings, nullptr);
           const std::vector<double> got = values_of(saved.o);
           for (std::size_t n = 0; n < index.size(); ++n)
             for (std::int64_t c = 0; c < heads * depth; ++c)
