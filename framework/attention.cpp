@@ -1,7 +1,6 @@
 #include "framework/attention.h"
 
 #include "kernels/elementwise.h"
-#include "kernels/linear.h"
 #include "kernels/rmsnorm.h"
 
 namespace capstan::framework {
@@ -16,9 +15,9 @@ namespace {
 View matrix(const View& x) { return x.reshape({x.dim(0), x.dim(1) * x.dim(2)}); }
 
 /// y = x w^T as [N, heads, D].
-Tensor project_heads(const View& x, const Parameter& w, std::int64_t heads, std::int64_t head_size) {
+Tensor project_heads(const View& x, const Linear& w, std::int64_t heads, std::int64_t head_size) {
   Tensor y({x.dim(0), heads, head_size}, x.type(), x.device(), Fill::none);
-  kernels::linear_forward(matrix(y), x, w.value);
+  w.forward(matrix(y), x);
   return y;
 }
 
@@ -29,14 +28,10 @@ Attention::Attention(const ModelConfig& config, const std::string& prefix, int l
     : layer_(layer), heads_(config.heads), kv_heads_(config.kv_heads), head_size_(config.head_size),
       norm_eps_(config.norm_eps), encoding_(encoding),
       norm_(parameters.declare(prefix + ".input_layernorm.weight", {config.hidden_size}, Init::one)),
-      q_(parameters.declare(prefix + ".self_attn.q_proj.weight", {heads_ * head_size_, config.hidden_size},
-                            Init::normal)),
-      k_(parameters.declare(prefix + ".self_attn.k_proj.weight", {kv_heads_ * head_size_, config.hidden_size},
-                            Init::normal)),
-      v_(parameters.declare(prefix + ".self_attn.v_proj.weight", {kv_heads_ * head_size_, config.hidden_size},
-                            Init::normal)),
-      o_(parameters.declare(prefix + ".self_attn.o_proj.weight", {config.hidden_size, heads_ * head_size_},
-                            Init::normal)) {}
+      q_(config, prefix + ".self_attn.q_proj", heads_ * head_size_, config.hidden_size, parameters),
+      k_(config, prefix + ".self_attn.k_proj", kv_heads_ * head_size_, config.hidden_size, parameters),
+      v_(config, prefix + ".self_attn.v_proj", kv_heads_ * head_size_, config.hidden_size, parameters),
+      o_(config, prefix + ".self_attn.o_proj", config.hidden_size, heads_ * head_size_, parameters) {}
 
 Tensor Attention::normed(const View& x) const {
   Tensor xn = empty_like(x);
@@ -127,12 +122,12 @@ void Attention::project(const View& out, const parallel::RingSaved& ring) const 
   const std::int64_t n = out.dim(0);
   const View o = ring.o.view().reshape({n, heads_, ring.o.shape()[3]});
   Tensor copy;
-  kernels::linear_forward(out, matrix(value_average(o, copy)), o_.value, Into::add);
+  o_.forward(out, matrix(value_average(o, copy)), Into::add);
 }
 
 /// y [N, H, D], the first D columns of O, in the type of the values: O itself, or a copy.
 View Attention::value_average(const View& o, Tensor& copy) const {
-  const kernels::DType type = o_.value.type();
+  const kernels::DType type = o_.type();
   if (o.dim(2) == head_size_ && o.type() == type) return o;
   copy = Tensor({o.dim(0), heads_, head_size_}, o.type(), o.device(), Fill::none);
   kernels::take_columns(copy, o, 0);
@@ -157,16 +152,16 @@ void Attention::backward(const SequenceContext& context, const View& dx, const V
   Tensor d_o = empty_like(ring.o);
   const View o = ring.o.view().reshape({n, heads_, ring.o.shape()[3]}), d_o_rows = d_o.view().reshape(o.shape());
   if (!dp) {
-    kernels::linear_backward_input(matrix(d_o_rows), d_out, o_.value);
+    o_.backward_input(matrix(d_o_rows), d_out);
   } else {
     const Tensor dy({n, heads_, head_size_}, d_o.view().type(), d_o.view().device(), Fill::none);
-    kernels::linear_backward_input(matrix(dy), d_out, o_.value);
+    o_.backward_input(matrix(dy), d_out);
     kernels::put_columns(d_o_rows, dy, 0);
     kernels::put_columns(d_o_rows, dp, head_size_);
   }
-  if (o_.grad) {
+  if (o_.is_trained()) {
     Tensor copy;
-    kernels::linear_backward_weight(o_.grad, d_out, matrix(value_average(o, copy)));
+    o_.backward_weight(d_out, matrix(value_average(o, copy)));
   }
 
   // attend
@@ -189,7 +184,9 @@ void Attention::backward(const SequenceContext& context, const View& dx, const V
                like(in.terms.offset_table),
                like(in.terms.relative)};
   out.shared = encoding_.shared_gradients(layer_);
-  ring_attention_backward(*context.ring, out, in, ring, d_o, settings(context));
+  if (context.shifted)
+    shifted_attention_backward(*context.ring, *context.shifted, out, in, ring, d_o, settings(context));
+  else ring_attention_backward(*context.ring, out, in, ring, d_o, settings(context));
   if (dz_values) kernels::add(dz, dz_values);
 
   // local: rotate and prepare, then the projections and the norm
@@ -199,11 +196,11 @@ void Attention::backward(const SequenceContext& context, const View& dx, const V
   }
   const Tensor xn = normed(x), dxn(x.shape(), sums, x.device());
   terms_backward({dxn, dq, dk, dv}, out.terms, local, xn, dz, z);
-  const auto back = [&](const Tensor& d_wide, const Parameter& w) {
+  const auto back = [&](const Tensor& d_wide, const Linear& w) {
     const Tensor narrow = type == sums ? Tensor() : kernels::converted(d_wide, type);
     const View d = matrix(narrow ? narrow : d_wide);
-    kernels::linear_backward_input(dxn, d, w.value, Into::add);
-    if (w.grad) kernels::linear_backward_weight(w.grad, d, xn);
+    w.backward_input(dxn, d, Into::add);
+    w.backward_weight(d, xn);
   };
   back(dq, q_);
   back(dk, k_);

@@ -5,7 +5,9 @@
 
 #include "framework/dropout.h"
 #include "framework/encoding.h"
+#include "framework/linear.h"
 #include "framework/parameters.h"
+#include "framework/shifted_attention.h"
 #include "kernels/converted.h"
 #include "parallel/ring_attention.h"
 
@@ -24,6 +26,8 @@ struct SequenceContext {
   const parallel::Ring* ring = nullptr;  ///< backward only
   std::int64_t tile = 64;
   Dropout dropout = {};
+  const ShiftedSegments* shifted =
+      nullptr;  ///< of shifted sparse attention, which `attend` then plays; else full attention
 };
 
 /// Token-local values before the ring. N = B·T. The norm's result is not among them: it costs less to make than to keep.
@@ -72,7 +76,8 @@ class Attention {
   std::int64_t heads_, kv_heads_, head_size_;
   double norm_eps_;
   Encoding& encoding_;
-  Parameter &norm_, &q_, &k_, &v_, &o_;
+  Parameter& norm_;
+  Linear q_, k_, v_, o_;
 };
 
 }  // namespace capstan::framework

@@ -5,7 +5,6 @@
 #include "kernels/converted.h"
 #include "kernels/elementwise.h"
 #include "kernels/host_view.h"
-#include "kernels/linear.h"
 #include "kernels/position_mlp.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/swiglu.h"
@@ -54,12 +53,11 @@ Block::Block(const ModelConfig& config, int layer, Encoding& encoding, Parameter
       attention_(config, fmt::format("model.layers.{}", layer), layer, encoding, parameters),
       norm_(parameters.declare(fmt::format("model.layers.{}.post_attention_layernorm.weight", layer),
                                {config.hidden_size}, Init::one)),
-      gate_(parameters.declare(fmt::format("model.layers.{}.mlp.gate_proj.weight", layer),
-                               {config.mlp_size, config.hidden_size}, Init::normal)),
-      up_(parameters.declare(fmt::format("model.layers.{}.mlp.up_proj.weight", layer),
-                             {config.mlp_size, config.hidden_size}, Init::normal)),
-      down_(parameters.declare(fmt::format("model.layers.{}.mlp.down_proj.weight", layer),
-                               {config.hidden_size, config.mlp_size}, Init::normal)) {}
+      gate_(config, fmt::format("model.layers.{}.mlp.gate_proj", layer), config.mlp_size, config.hidden_size,
+            parameters),
+      up_(config, fmt::format("model.layers.{}.mlp.up_proj", layer), config.mlp_size, config.hidden_size, parameters),
+      down_(config, fmt::format("model.layers.{}.mlp.down_proj", layer), config.hidden_size, config.mlp_size,
+            parameters) {}
 
 /// x_mid = x + drop(W_o y)
 Tensor Block::after_attention(const SequenceContext& context, const View& x, const parallel::RingSaved& ring) const {
@@ -85,18 +83,18 @@ Tensor Block::normed(const View& x_mid) const {
 
 MlpLocal Block::gates(const View& x_mid) const {
   const Tensor xn = normed(x_mid);
-  const std::int64_t hidden = gate_.shape[0];
+  const std::int64_t hidden = gate_.outputs();
   MlpLocal local{rows_of(x_mid, hidden), rows_of(x_mid, hidden), {}};
-  kernels::linear_forward(local.gate, xn, gate_.value);
-  kernels::linear_forward(local.up, xn, up_.value);
+  gate_.forward(local.gate, xn);
+  up_.forward(local.up, xn);
   return local;
 }
 
 Tensor Block::mlp_output(const MlpLocal& local) const {
   const Tensor h = empty_like(local.gate);
   kernels::swiglu_forward(h, local.gate, local.up);
-  Tensor m = rows_of(h, down_.shape[0]);
-  kernels::linear_forward(m, h, down_.value);
+  Tensor m = rows_of(h, down_.outputs());
+  down_.forward(m, h);
   return m;
 }
 
@@ -118,18 +116,18 @@ void Block::mlp_rows_backward(const View& dx, const View& dm, const View& x_mid,
   {
     const Tensor h = empty_like(gate);
     kernels::swiglu_forward(h, gate, up);
-    if (down_.grad) kernels::linear_backward_weight(down_.grad, dm, h);
+    down_.backward_weight(dm, h);
     const Tensor& dh = h;
-    kernels::linear_backward_input(dh, dm, down_.value);
+    down_.backward_input(dh, dm);
     kernels::swiglu_backward(gate, up, dh, gate, up);
   }
   const View &dgate = gate, &dup = up;
   const Tensor xn = normed(x_mid);
-  if (gate_.grad) kernels::linear_backward_weight(gate_.grad, dgate, xn);
-  if (up_.grad) kernels::linear_backward_weight(up_.grad, dup, xn);
+  gate_.backward_weight(dgate, xn);
+  up_.backward_weight(dup, xn);
   const Tensor& dxn = xn;
-  kernels::linear_backward_input(dxn, dgate, gate_.value);
-  kernels::linear_backward_input(dxn, dup, up_.value, Into::add);
+  gate_.backward_input(dxn, dgate);
+  up_.backward_input(dxn, dup, Into::add);
   kernels::rmsnorm_backward(dx, norm_.grad, dxn, x_mid, norm_.value, norm_eps_, Into::add);
 }
 

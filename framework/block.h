@@ -63,7 +63,8 @@ class Block {
   double norm_eps_;
   Encoding& encoding_;
   Attention attention_;
-  Parameter &norm_, &gate_, &up_, &down_;
+  Parameter& norm_;
+  Linear gate_, up_, down_;
 };
 
 }  // namespace capstan::framework

@@ -41,15 +41,42 @@ void check_heads(const Recipe& recipe, const std::string& where) {
   need(m.heads % kv_heads == 0, where, "model.heads = {} is not a multiple of model.kv_heads = {}; choose a divisor",
        m.heads, kv_heads);
   const std::int64_t head_size = m.head_size > 0 ? m.head_size : m.hidden_size / m.heads;
-  constexpr std::int64_t largest_on_gpu = 128, step_on_gpu = 8;
-  need(
-      recipe.train.device != "cuda" || (head_size % step_on_gpu == 0 && head_size <= largest_on_gpu), where,
-      "the head size is {}, but train.device = cuda takes multiples of {} up to {}; choose another model.head_size, or "
-      "device = cpu",
-      head_size, step_on_gpu, largest_on_gpu);
   need(!claims(recipe.position, where).rotation || head_size % 2 == 0, where,
        "the head size is {}, but position.kind = {} turns pairs of channels; choose an even model.head_size", head_size,
        recipe.position.kind);
+}
+
+/// What the GPU's kernels take. With model.from the sizes are those of the start model, where it was read.
+void check_gpu(const Recipe& recipe, const std::string& where) {
+  if (recipe.train.device != "cuda") return;
+  constexpr std::int64_t largest = 128, step = 8;
+  const ModelConfig& m = recipe.model;
+  const std::int64_t head_size = m.head_size > 0 ? m.head_size : m.hidden_size / m.heads;
+  need(
+      head_size % step == 0 && head_size <= largest, where,
+      "the head size is {}, but train.device = cuda takes multiples of {} up to {}; choose another model.head_size, or "
+      "device = cpu",
+      head_size, step, largest);
+}
+
+/// Shifted sparse attention cuts the heads in two halves, each with its own mask.
+void check_shifted(const Recipe& recipe, const std::string& where) {
+  const ModelConfig& m = recipe.model;
+  if (recipe.train.shifted_groups == 0) return;
+  const Claims c = claims(recipe.position, where);
+  need(!c.state && !c.gates && !c.offset && !c.relative && !c.distance && !c.function, where,
+       "train.shifted_groups = {} cuts the heads in two, and position.kind = {} has scores or states per head; choose "
+       "a kind "
+       "that only moves or rotates (none, rope, xpos, …), or shifted_groups = 0",
+       recipe.train.shifted_groups, recipe.position.kind);
+  const std::int64_t kv_heads = m.kv_heads > 0 ? m.kv_heads : m.heads;
+  need(kv_heads % 2 == 0, where,
+       "train.shifted_groups = {} cuts the heads in two halves, but there are {} kv heads; choose an even number, or "
+       "shifted_groups = 0",
+       recipe.train.shifted_groups, kv_heads);
+  need(recipe.train.shifted_groups <= recipe.data.context / 2, where,
+       "train.shifted_groups = {} makes groups of less than two tokens of data.context = {}; choose fewer",
+       recipe.train.shifted_groups, recipe.data.context);
 }
 
 void check_scaling(const Recipe& recipe, const std::string& where) {
@@ -177,6 +204,8 @@ void check_schedule(const Recipe& recipe, const std::string& where) {
 void check_recipe(const Recipe& recipe, const std::string& where) {
   check_ranges(recipe, where);
   if (recipe.model.from.empty()) check_heads(recipe, where);
+  check_shifted(recipe, where);
+  check_gpu(recipe, where);
   check_scaling(recipe, where);
   check_encoding(recipe, where);
   check_grid(recipe, where);

@@ -200,7 +200,7 @@ std::vector<std::string> compare_tensors(Parameters& parameters, const Checkpoin
   std::vector<std::string> missing;
   for (const Parameter& p : parameters.all()) {
     const auto found = tensors.find(p.name);
-    if (found == tensors.end() && !is_of_position(p.name))
+    if (found == tensors.end() && !is_of_position(p.name) && !is_of_adapter(p.name))
       fail(ExitCode::bad_data, "{}: tensor '{}' {} is missing; the checkpoint is of another model", checkpoint.folder(),
            p.name, p.shape.text());
     if (found == tensors.end()) {

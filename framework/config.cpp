@@ -72,6 +72,11 @@ void declare(Table& t, ModelConfig& m) {
   t.real("norm_eps", m.norm_eps, 1e-12, 1, "", "Added to the mean square in RMSNorm.");
   t.flag("tied", m.tied, "The output projection is the token embedding.");
   t.real("init_std", m.init_std, 0, 10, "", "Standard deviation of the initial weights.");
+  t.integer("lora_rank", m.lora_rank, 0, 65536, "channels",
+            "Rank of the adapters (LoRA) of lora_targets; 0: none. They are merged on export.");
+  t.real("lora_alpha", m.lora_alpha, 0, 1e6, "", "LoRA: adapters count lora_alpha / lora_rank.");
+  t.text("lora_targets", m.lora_targets, "PATTERNS",
+         "LoRA: name patterns of the linear layers that get an adapter, separated by commas (*.q_proj, *.up_proj, …).");
   t.integer("max_length", m.max_length, 0, longest, "tokens",
             "Longest length that the model was trained at so far; 0: data.context.");
 }
@@ -164,6 +169,8 @@ void declare(Table& t, TrainConfig& c) {
   t.integer("tile", c.tile, 1, 64, "tokens", "Edge of an attention tile.").choices = {"1", "4", "16", "64"};
   t.real("dropout", c.dropout, 0, 0.99, "", "Dropout of the embedding and of what each sublayer adds.");
   t.real("attention_dropout", c.attention_dropout, 0, 0.99, "", "Dropout of attention weights.");
+  t.integer("shifted_groups", c.shifted_groups, 0, 4096, "groups",
+            "Train with shifted sparse attention (LongLoRA: 4) within so many groups; 0: full attention.");
   t.integer("validate_every", c.validate_every, 0, most_steps, "steps",
             "Steps between validations; 0: only at the end.")
       .may_change = true;

@@ -24,6 +24,9 @@ struct ModelConfig {
   double norm_eps = 1e-5;
   bool tied = true;  ///< output projection = token embedding
   double init_std = 0.02;
+  std::int64_t lora_rank = 0;  ///< of low-rank adapters (framework/linear.h); 0: none
+  double lora_alpha = 16;
+  std::string lora_targets = "*.q_proj,*.k_proj,*.v_proj,*.o_proj";  ///< name patterns, separated by commas
   std::int64_t max_length =
       0;  ///< longest trained length so far (Hugging Face: max_position_embeddings); 0: data.context
 };
@@ -89,6 +92,7 @@ struct TrainConfig {
   std::int64_t tile = 64;           ///< attention tile
   double dropout = 0;               ///< of the embedding and of what every sublayer adds
   double attention_dropout = 0;     ///< of attention weights
+  std::int64_t shifted_groups = 0;  ///< shifted sparse attention in so many groups; 0: full attention
   std::int64_t validate_every = 0;  ///< steps; 0: only at the end
   std::int64_t validate_sequences = 8;
   double max_time = 0;  ///< seconds until a stop with a saved checkpoint; 0: none

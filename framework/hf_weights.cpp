@@ -8,6 +8,7 @@
 #include <set>
 
 #include "framework/files.h"
+#include "framework/linear.h"
 #include "kernels/host_view.h"
 
 namespace capstan::framework {
@@ -173,23 +174,41 @@ std::optional<std::vector<std::uint8_t>> encoded(const std::vector<float>& value
   return bytes;
 }
 
+const Checkpoint::TensorInfo* find_tensor(const Checkpoint& checkpoint, const std::string& name) {
+  for (const Checkpoint::TensorInfo& tensor : checkpoint.tensors())
+    if (tensor.name == name) return &tensor;
+  return nullptr;
+}
+
+std::vector<float> values_of(const Checkpoint& checkpoint, const Checkpoint::TensorInfo& tensor) {
+  const Tensor values(Shape(tensor.shape), DType::f32, Device::ref);
+  checkpoint.read("value", tensor.name, 0, values.view().elements(), values);
+  return {values.as<float>(), values.as<float>() + values.view().elements()};
+}
+
+/// The tensor's values, with its adapter's, if it has one.
+std::vector<float> exported_values(const Checkpoint& checkpoint, const Checkpoint::TensorInfo& tensor) {
+  constexpr std::string_view weight = ".weight";
+  std::vector<float> values = values_of(checkpoint, tensor);
+  if (!tensor.name.ends_with(weight)) return values;
+  const std::string layer = tensor.name.substr(0, tensor.name.size() - weight.size());
+  const auto *a = find_tensor(checkpoint, layer + ".lora_A"), *b = find_tensor(checkpoint, layer + ".lora_B");
+  if (!a || !b) return values;
+  const ModelConfig& model = checkpoint.header().model;
+  return merged_weight(values, values_of(checkpoint, *a), values_of(checkpoint, *b), model.lora_rank,
+                       model.lora_alpha / double(model.lora_rank));
+}
+
 /// All tensors, each in the type that `dtype_of` gives; nothing if one cannot be exact.
 std::optional<std::vector<SafetensorToWrite>> tensors_as(const Checkpoint& checkpoint,
                                                          const std::vector<SourceTensor>& wanted) {
   std::vector<SafetensorToWrite> result;
   for (const SourceTensor& want : wanted) {
-    const auto& all = checkpoint.tensors();
-    const auto find = [&](const std::string& name) {
-      return std::find_if(all.begin(), all.end(), [&](const auto& t) { return t.name == name; });
-    };
-    auto tensor = find(want.name);
-    if (tensor == all.end() && want.name == output_name)
-      tensor = find(embedding_name);  // the source repeated the tied matrix
-    CAPSTAN_CHECK(tensor != all.end(), "{}: no tensor {}", checkpoint.folder(), want.name);
-    const Tensor values(Shape(tensor->shape), DType::f32, Device::ref);
-    checkpoint.read("value", tensor->name, 0, values.view().elements(), values);
-    const float* begin = values.as<float>();
-    auto bytes = encoded({begin, begin + values.view().elements()}, want.dtype);
+    const Checkpoint::TensorInfo* tensor = find_tensor(checkpoint, want.name);
+    if (!tensor && want.name == output_name)
+      tensor = find_tensor(checkpoint, embedding_name);  // the source repeated the tied matrix
+    CAPSTAN_CHECK(tensor, "{}: no tensor {}", checkpoint.folder(), want.name);
+    auto bytes = encoded(exported_values(checkpoint, *tensor), want.dtype);
     if (!bytes) return std::nullopt;
     result.push_back({want.name, want.dtype, tensor->shape, std::move(*bytes)});
   }
@@ -204,7 +223,7 @@ std::vector<SafetensorToWrite> hf_tensors(const Checkpoint& checkpoint) {
   for (const SourceTensor& one : wanted) covered.insert(one.name);
   std::vector<SourceTensor> rest;  // of a model made here, or of an encoding that came later
   for (const auto& tensor : checkpoint.tensors())
-    if (covered.count(tensor.name) == 0) rest.push_back({tensor.name, "F32"});
+    if (covered.count(tensor.name) == 0 && !is_of_adapter(tensor.name)) rest.push_back({tensor.name, "F32"});
   std::sort(rest.begin(), rest.end(), [](const SourceTensor& a, const SourceTensor& b) { return a.name < b.name; });
   wanted.insert(wanted.end(), rest.begin(), rest.end());
   if (auto tensors = tensors_as(checkpoint, wanted)) return std::move(*tensors);

@@ -29,7 +29,8 @@ ImportedWeights load_hf_weights(Parameters& parameters, const SafetensorsModel& 
                                 const PositionConfig& position, bool tied);
 
 /// All of a checkpoint's values as tensors of a file, in the source's order (else by name). Their type is F32, or the
-/// source's own if every value is exact in it: so what was imported and not trained comes out byte for byte.
+/// source's own if every value is exact in it: so what was imported and not trained comes out byte for byte. Adapters are
+/// merged into their weights.
 std::vector<SafetensorToWrite> hf_tensors(const Checkpoint& checkpoint);
 
 }  // namespace capstan::framework

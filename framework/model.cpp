@@ -73,12 +73,17 @@ Pass Model::forward(const parallel::Ring& ring, const Batch& batch, std::int64_t
   const Device device = embed_.value.device();
   const kernels::MemoryPurpose purpose("activations");
   Pass pass;
-  const Attend attend = [&ring](int, const parallel::RingInputs& in, const kernels::AttentionSettings& settings,
-                                kernels::AttentionStats* counts) {
-    return ring_attention_forward(ring, in, settings, counts);
-  };
   const TokenRows rows = place(batch.rows(), batch.dropout.draws, batch.length, pass.position);
-  pass.context = {batch.sequences(), batch.tokens.shape()[1], rows, attend, &ring, tile, batch.dropout};
+  if (batch.shifted_groups > 0)
+    pass.shifted = std::make_unique<ShiftedSegments>(shifted_segments(rows, batch.length, batch.shifted_groups));
+  const Attend attend = [&ring, shifted = pass.shifted.get()](int, const parallel::RingInputs& in,
+                                                              const kernels::AttentionSettings& settings,
+                                                              kernels::AttentionStats* counts) {
+    return shifted ? shifted_attention_forward(ring, *shifted, in, settings, counts)
+                   : ring_attention_forward(ring, in, settings, counts);
+  };
+  pass.context = {batch.sequences(), batch.tokens.shape()[1], rows, attend, &ring, tile,
+                  batch.dropout,     pass.shifted.get()};
   encoding_->begin(rows, batch.declared_length ? batch.declared_length : batch.length, device, kernels::wide(type()));
 
   Tensor x = embed(batch.tokens), z = encoding_->first_state();

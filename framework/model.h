@@ -17,6 +17,7 @@ struct Batch {
   Tensor targets;                    // [B, T] i32, -1 counts nothing
   Tensor index, position, document;  // [B, T] i64; position: place in the document
   Dropout dropout;                   ///< of training; its draws also move random positions
+  std::int64_t shifted_groups = 0;   ///< of training: shifted sparse attention in so many groups; 0: full attention
   std::int64_t sequences() const { return tokens.shape()[0]; }
   TokenRows rows() const { return {index, position, document}; }
   /// The host fills a batch; its model takes it from its own device.
@@ -26,10 +27,11 @@ struct Batch {
 /// A forward pass: its loss terms and what backward needs.
 struct Pass {
   SequenceContext context;
-  Tensor position;  // [B, T] as the encoding placed it, if it did
-  Tensor x_last;    // [N, C] after the last block
-  Tensor xn;        // [N, C] after the final norm
-  Tensor nll, lse;  // [N] f64 per local token; nll is 0 where nothing counts
+  Tensor position;                           // [B, T] as the encoding placed it, if it did
+  std::unique_ptr<ShiftedSegments> shifted;  // of shifted sparse attention
+  Tensor x_last;                             // [N, C] after the last block
+  Tensor xn;                                 // [N, C] after the final norm
+  Tensor nll, lse;                           // [N] f64 per local token; nll is 0 where nothing counts
   std::vector<BlockSaved> blocks;
 };
 

@@ -119,6 +119,8 @@ std::int64_t Parameters::elements() const {
 
 bool is_of_position(const std::string& name) { return name.find(".position.") != std::string::npos; }
 
+bool is_of_adapter(const std::string& name) { return name.ends_with(".lora_A") || name.ends_with(".lora_B"); }
+
 bool matches_any(const std::string& name, const std::string& patterns) {
   for (const std::string& pattern : split_list(patterns))
     if (fnmatch(pattern.c_str(), name.c_str(), 0) == 0) return true;

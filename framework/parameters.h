@@ -76,6 +76,8 @@ class Parameters {
 
 /// Parameters of position encodings: they stay f32 in a narrow model, and a checkpoint may lack them.
 bool is_of_position(const std::string& name);
+/// Parameters of adapters (framework/linear.h): a checkpoint may lack them, too.
+bool is_of_adapter(const std::string& name);
 
 /// True if `name` matches one of the comma-separated patterns; `*` stands for any text, `?` for one character.
 bool matches_any(const std::string& name, const std::string& patterns);

@@ -205,6 +205,7 @@ StepResult Trainer::train_step() {
     }
     batch.declared_length = recipe_.position.length;
     batch.dropout = dropout_of(ids);
+    batch.shifted_groups = recipe_.train.shifted_groups;
     Pass pass = model_->forward(*ring_, batch, recipe_.train.tile, keep_of(recipe_.train.recompute), &layers);
     for (const double of_token : kernels::host_values<double>(pass.nll)) nll += of_token;
     model_->backward(batch, pass);

@@ -61,6 +61,29 @@ TEST_P(ModelGradient, EveryParameterAgreesWithFiniteDifferences) {
   }
 }
 
+/// Adapters on all linear layers, and on some.
+TEST(AdapterGradient, EveryParameterAgreesWithFiniteDifferences) {
+  for (const char* targets : {"*_proj", "*.q_proj,*.down_proj"}) {
+    TinyShape shape;
+    shape.lora_rank = 3;
+    shape.lora_targets = targets;
+    const auto comm = parallel::make_self_communicator();
+    const parallel::Ring ring = tiny_ring(*comm, 19, shape.tile);
+    const auto model = tiny_model(shape);
+    expect_gradients(*model, ring, tiny_batch(ring.layout, 0, shape, 2, {7, 1, 6}), shape.tile);
+  }
+}
+
+TEST(ShiftedGradient, EveryParameterAgreesWithFiniteDifferences) {
+  const TinyShape shape;
+  const auto comm = parallel::make_self_communicator();
+  const parallel::Ring ring = tiny_ring(*comm, 23, shape.tile);
+  const auto model = tiny_model(shape);
+  framework::Batch batch = tiny_batch(ring.layout, 0, shape, 2, {9, 6});
+  batch.shifted_groups = 3;
+  expect_gradients(*model, ring, batch, shape.tile);
+}
+
 TEST_P(ModelGradient, RecomputeChangesNoBit) {
   TinyShape shape;
   shape.kind = GetParam();

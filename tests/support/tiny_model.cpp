@@ -49,6 +49,8 @@ std::unique_ptr<framework::Model> tiny_model(const TinyShape& shape, std::uint64
   config.vocabulary = shape.vocabulary;
   config.tied = shape.tied;
   config.max_length = 300;
+  config.lora_rank = shape.lora_rank;
+  config.lora_targets = shape.lora_targets;
   framework::PositionConfig position = shape.position;
   position.kind = shape.kind;
   if (position.original_length == 0) position.original_length = 64;

@@ -21,6 +21,8 @@ struct TinyShape {
   kernels::DType type = kernels::DType::f64;
   int ranks = 1;       ///< of the optimizer's shards
   double scale = 0.4;  ///< of matrices; large ones magnify rounding from layer to layer
+  std::int64_t lora_rank = 0;
+  std::string lora_targets = "*_proj";
 };
 
 /// All parameters random, also those that begin at zero (CoPE's table, TAPE's alpha and W_d), so that every path is alive; those
