@@ -59,12 +59,12 @@ TokenRows Model::place(const TokenRows& rows, const std::vector<std::uint64_t>& 
 }
 
 parallel::Ring Model::make_ring(parallel::Communicator& comm, std::int64_t length, std::int64_t tile,
-                                const GridConfig& grid) const {
+                                const GridConfig& grid, bool shifted) const {
   const std::string schedule = parallel::resolve_schedule(grid.schedule, comm.size());
   if (const std::string reason = refuse_pair(position_, schedule); !reason.empty())
     fail(ExitCode::config, "{}", reason);
-  parallel::RingPlan plan =
-      parallel::plan_ring({schedule, comm.size(), int(grid.heads), int(config_.kv_heads), length, unit(tile)});
+  parallel::RingPlan plan = parallel::plan_ring(
+      {schedule, comm.size(), int(grid.heads), heads_of_ring(config_.kv_heads, shifted), length, unit(tile)});
   return {comm, std::move(plan.layout), std::move(plan.schedule)};
 }
 

@@ -51,9 +51,10 @@ class Model {
   Encoding& encoding() { return *encoding_; }
   /// Chunk edges lie at multiples of this: lcm(tile, block).
   std::int64_t unit(std::int64_t tile) const { return std::lcm(tile, encoding_->block()); }
-  /// A ring for sequences of `length` tokens. Errors (config): as plan_ring, and pairs that refuse_pair names.
+  /// A ring for sequences of `length` tokens. shifted: also for halves of the heads (shifted_attention.h). Errors (config): as
+  /// plan_ring, and pairs that refuse_pair names.
   parallel::Ring make_ring(parallel::Communicator& comm, std::int64_t length, std::int64_t tile,
-                           const GridConfig& grid = {}) const;
+                           const GridConfig& grid = {}, bool shifted = false) const;
 
   /// Loss terms of the local tokens. stats: one entry per layer, or null.
   Pass forward(const parallel::Ring& ring, const Batch& batch, std::int64_t tile, Keep keep,

@@ -132,8 +132,9 @@ Plan make_plan(const Recipe& r, int ranks) {
   }
   const std::string chosen = parallel::resolve_schedule(r.grid.schedule, plan.ring);
   if (const std::string reason = refuse_pair(r.position, chosen); !reason.empty()) fail(ExitCode::config, "{}", reason);
-  const auto [layout, schedule] = parallel::plan_ring(
-      {chosen, plan.ring, int(r.grid.heads), int(r.model.kv_heads), r.data.context, model.unit(r.train.tile)});
+  const auto [layout, schedule] = parallel::plan_ring({chosen, plan.ring, int(r.grid.heads),
+                                                       heads_of_ring(r.model.kv_heads, r.train.shifted_groups > 0),
+                                                       r.data.context, model.unit(r.train.tile)});
   plan.schedule = schedule.name;
   plan.forward_slots = std::int64_t(schedule.forward[0].size());
   plan.backward_slots = std::int64_t(schedule.backward[0].size());

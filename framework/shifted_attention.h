@@ -19,6 +19,9 @@ using ShiftedSegments = std::array<kernels::Tensor, 2>;
 /// length: S, of the whole sequence.
 ShiftedSegments shifted_segments(const parallel::TokenRows& rows, std::int64_t length, std::int64_t groups);
 
+/// The kv heads that a schedule may split: those of a half.
+inline int heads_of_ring(std::int64_t kv_heads, bool shifted) { return int(shifted ? kv_heads / 2 : kv_heads); }
+
 /// As ring_attention_forward and ring_attention_backward of all heads. Heads and kv heads are even, and there are no score terms
 /// and no states: what is per head would have to be cut, too.
 parallel::RingSaved shifted_attention_forward(const parallel::Ring& ring, const ShiftedSegments& segments,

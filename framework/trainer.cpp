@@ -124,8 +124,8 @@ Trainer::Trainer(const Recipe& recipe, parallel::Communicator& world)
          train.trainable, train.frozen);
   start_values();
 
-  ring_ =
-      std::make_unique<parallel::Ring>(model_->make_ring(*grid_.ring, recipe_.data.context, train.tile, recipe_.grid));
+  ring_ = std::make_unique<parallel::Ring>(
+      model_->make_ring(*grid_.ring, recipe_.data.context, train.tile, recipe_.grid, train.shifted_groups > 0));
   optimizer_ = std::make_unique<Optimizer>(recipe_.optimizer, model_->parameters(), world_);
   narrow_if_asked();
 }

@@ -15,7 +15,7 @@ using kernels::Device;
 using kernels::DType;
 using kernels::Tensor;
 
-constexpr std::int64_t heads = 4, kv_heads = 2, depth = 4;
+constexpr std::int64_t heads = 8, kv_heads = 4, depth = 4;
 
 /// Softmax attention of one sequence, row by row, with LongLoRA's mask written out: head h sees j <= i where both lie in one group,
 /// the groups of the second half of the heads begin half a group earlier.

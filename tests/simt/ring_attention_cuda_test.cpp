@@ -21,11 +21,12 @@ Shard alone_on_gpu(const Case& c) {
   return run_alone(c);
 }
 
-/// Every schedule, with 2, 4 and 8 ranks. Gradients over ranks are sums in other orders.
+/// Every schedule, with 2, 4 and 8 ranks on a GPU, with 2 over the emulator. Gradients over ranks are sums in other orders.
 void compare_rank_counts(const Case& c, double tolerance) {
   const simt::Session session;
   const Shard alone = alone_on_gpu(c);
   for_rank_counts({2, 4, 8}, [&](parallel::Communicator& comm) {
+    if (comm.size() > 2 && simt::size_factor() == 1) return;
     const kernels::UseDevice use(0);
     for (const auto& [schedule, head_ranks] : schedules_of(comm.size(), c.cope()))
       compare_with_one_rank(comm, c, alone, schedule, head_ranks, tolerance);
@@ -33,7 +34,8 @@ void compare_rank_counts(const Case& c, double tolerance) {
 }
 
 Case gpu_case(bool z, std::int64_t npos, DType type) {
-  const std::int64_t tokens = 200 * simt::size_factor(), tile = simt::size_factor() > 1 ? 64 : 16;
+  const bool on_gpu = simt::size_factor() > 1;
+  const std::int64_t tokens = on_gpu ? 200 * simt::size_factor() : 70, tile = on_gpu ? 64 : 16;
   return {tokens, tile, type, Device::cuda, make_problems(tokens, z, npos)};
 }
 
@@ -65,7 +67,7 @@ TEST(SimtRingAttention, OneRankIsRight) {
 TEST(SimtRingAttention, TwentyRunsHaveTheSameBits) {
   const simt::Session session;
   const Case c = gpu_case(true, 9, DType::f32);
-  for_rank_counts({4}, [&](parallel::Communicator& comm) {
+  for_rank_counts({2}, [&](parallel::Communicator& comm) {
     const kernels::UseDevice use(0);
     const parallel::Ring ring = make_ring(comm, c.tokens, c.tile, "auto");
     const Shard first = run_shard(ring, c);
