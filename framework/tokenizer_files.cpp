@@ -10,7 +10,7 @@
 namespace capstan::framework::tokenizer_parts {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;  // the ordered one takes quadratic time for a vocabulary
 
 [[noreturn]] void refuse(const std::string& field, const Json& value, const std::string& allowed) {
   fail(ExitCode::bad_data, "{} is {}, allowed is {}; get the file again", field, printable(value.dump()), allowed);
