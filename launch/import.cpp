@@ -29,8 +29,9 @@ std::vector<std::int32_t> parse_ids(const std::string& text, std::int64_t vocabu
   return ids;
 }
 
-/// Where the tokenizer is: as asked for, or beside the model; empty: none.
+/// Where the tokenizer is: as asked for ("none": nowhere), or beside the model; empty: none.
 std::string find_tokenizer(const std::string& asked, const std::string& folder) {
+  if (asked == "none") return "";
   if (!asked.empty()) return asked;
   for (const char* name : {"tokenizer.model", "tokenizer.json", "vocab.bpe", "merges.txt", "tokenizer"})
     if (fs::is_regular_file(join(folder, name))) return folder;
@@ -174,9 +175,9 @@ Command import_command() {
       CommandOption::text("output", "", "DIR", "Model folder to write. An earlier import of this name is replaced.")
           .needed(),
       CommandOption::text(
-          "tokenizer", "", "bytes|MODEL",
+          "tokenizer", "", "bytes|none|MODEL",
           "SentencePiece .model file, tokenizer.json (byte-level BPE), or bytes. Empty: tokenizer.model in HF_DIR, "
-          "else tokenizer.json, if there is one."),
+          "else tokenizer.json, if there is one. none: the model knows ids only."),
       CommandOption::text("end-token", "", "ID,ID", "Token ids that end a text. Empty: eos_token_id of config.json."),
   };
   command.run = run_import;
