@@ -5,7 +5,7 @@
 #include <utf8proc.h>
 
 #include <algorithm>
-#include <cstdint>
+#include <cctype>
 #include <cstdlib>
 
 #include "framework/files.h"

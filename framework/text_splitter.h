@@ -2,6 +2,7 @@
 // What a tokenizer does to a text before it looks for tokens: Unicode normal forms (utf8proc), and cutting by a pattern
 // (PCRE2). Both take any bytes: what is not UTF-8 is neither normalised nor matched.
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>

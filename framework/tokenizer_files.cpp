@@ -1,5 +1,6 @@
 // The files around a tokenizer.json: those that name its marks, and GPT-2's pair, which becomes one.
 
+#include <algorithm>
 #include <filesystem>
 
 #include "framework/files.h"
