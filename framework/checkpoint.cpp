@@ -102,14 +102,16 @@ Checkpoint Checkpoint::open(const std::string& folder) {
     const ManifestFile& file = state->manifest.files[i];
     verify(folder, file);
     for (const Slice& slice : file.slices) state->pieces[slice.dataset()].push_back({i, slice});
-    if (file.name == tokenizer_name) state->extras.tokenizer_model = read_file(join(folder, file.name));
+    if (is_tokenizer_file(file.name)) state->extras.tokenizer_model = read_file(join(folder, file.name));
     if (file.name == hf_config_name) state->extras.hf_config = read_file(join(folder, file.name));
   }
   for (auto& [dataset, pieces] : state->pieces)
     std::sort(pieces.begin(), pieces.end(),
               [](const Piece& a, const Piece& b) { return a.slice.begin < b.slice.begin; });
-  if (state->manifest.header.tokenizer == tokenizer_name && state->extras.tokenizer_model.empty())
-    fail(ExitCode::bad_data, "{}: names the tokenizer {}, but does not list the file; {}", path, tokenizer_name, help);
+  const std::string& tokenizer = state->manifest.header.tokenizer;
+  const auto is_it = [&](const ManifestFile& file) { return file.name == tokenizer; };
+  if (is_tokenizer_file(tokenizer) && std::none_of(state->manifest.files.begin(), state->manifest.files.end(), is_it))
+    fail(ExitCode::bad_data, "{}: names the tokenizer {}, but does not list the file; {}", path, tokenizer, help);
   return Checkpoint(std::move(state));
 }
 
@@ -243,9 +245,9 @@ LoadedModel load_model(const std::string& path, Device device, DType type, const
   load_values(parameters, checkpoint);
   if (type == DType::bf16) parameters.narrow();
   if (loaded.header.tokenizer.empty()) return loaded;
-  const bool bytes = loaded.header.tokenizer == "bytes";
+  const std::string& name = loaded.header.tokenizer;
   loaded.tokenizer =
-      make_tokenizer(bytes ? "bytes" : join(checkpoint.folder(), tokenizer_name), loaded.header.end_tokens);
+      make_tokenizer(is_tokenizer_file(name) ? join(checkpoint.folder(), name) : name, loaded.header.end_tokens);
   if (loaded.tokenizer->vocabulary() > loaded.header.model.vocabulary)
     fail(ExitCode::bad_data, "{}: the tokenizer has {} tokens, the model {}; {}", checkpoint.folder(),
          loaded.tokenizer->vocabulary(), loaded.header.model.vocabulary, help);

@@ -5,7 +5,7 @@
 //                    checkpoint_manifest.h
 //   weights-0003.h5  what writer 3 wrote: 1-D slices of tensors, as datasets value:NAME and while training m:NAME and
 //                    v:NAME (moments); the manifest says which elements each slice holds
-//   tokenizer.model  copied along, if the model has a SentencePiece tokenizer
+//   tokenizer.model  or tokenizer.json: copied along, if the model has such a tokenizer
 //   hf_config.json   the Hugging Face config.json that the model was imported with, if any
 //
 // Writing: rank 0 names a temporary folder and broadcasts it; each writer writes, checksums and fsyncs its file; rank 0
@@ -30,7 +30,7 @@ struct CheckpointHeader {
   ModelConfig model;                 ///< resolved: no zero sizes
   PositionConfig position;           ///< resolved
   std::string recipe;                ///< effective config of the run; empty for an imported model
-  std::string tokenizer;             ///< "bytes", "tokenizer.model", or empty
+  std::string tokenizer;             ///< "bytes", "tokenizer.model", "tokenizer.json", or empty
   std::vector<std::int32_t> end_tokens;
   std::int32_t bos = -1;
 };
@@ -42,7 +42,7 @@ struct SourceTensor {
 
 /// What goes along unchanged, from an import to every later checkpoint.
 struct CheckpointExtras {
-  std::string tokenizer_model;       ///< bytes of the SentencePiece model, or empty
+  std::string tokenizer_model;       ///< bytes of the tokenizer's file, or empty
   std::string hf_config;             ///< text, or empty
   std::vector<SourceTensor> source;  ///< in the file's order, so that an export writes the same file; empty: no import
 };

@@ -209,8 +209,9 @@ CheckpointHeader read_header(const Reader& root) {
   root.field("end_tokens").for_each([&](const Reader& id) {
     header.end_tokens.push_back(std::int32_t(id.integer(0, header.model.vocabulary - 1)));
   });
-  if (header.tokenizer != "" && header.tokenizer != "bytes" && header.tokenizer != tokenizer_name)
-    root.refuse("tokenizer '{}', allowed are bytes, {} and none", printable(header.tokenizer), tokenizer_name);
+  if (header.tokenizer != "" && header.tokenizer != "bytes" && !is_tokenizer_file(header.tokenizer))
+    root.refuse("tokenizer '{}', allowed are bytes, {}, {} and none", printable(header.tokenizer), tokenizer_model_name,
+                tokenizer_json_name);
   return header;
 }
 

@@ -11,7 +11,6 @@
 namespace capstan::framework {
 
 constexpr char manifest_name[] = "manifest.json";
-constexpr char tokenizer_name[] = "tokenizer.model";
 constexpr char hf_config_name[] = "hf_config.json";
 
 /// Elements [begin, end) of a tensor, as dataset `kind`:`tensor` of a weights file. Kinds: value, m, v.

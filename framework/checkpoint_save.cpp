@@ -162,7 +162,9 @@ void write_extra(const std::string& folder, const std::string& name, const std::
 void commit(const std::string& temporary, const std::string& path, Manifest manifest, const CheckpointExtras& extras,
             const Parameters& parameters, const std::vector<std::string>& entries) {
   for (const std::string& entry : entries) manifest.files.push_back(parse_entry(entry));
-  write_extra(temporary, tokenizer_name, extras.tokenizer_model, manifest.files);
+  const std::string& tokenizer = manifest.header.tokenizer;
+  write_extra(temporary, is_tokenizer_file(tokenizer) ? tokenizer : tokenizer_model_name, extras.tokenizer_model,
+              manifest.files);
   write_extra(temporary, hf_config_name, extras.hf_config, manifest.files);
   for (const Parameter& p : parameters.all()) {
     std::vector<std::int64_t> shape;

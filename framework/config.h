@@ -72,7 +72,7 @@ struct DataConfig {
   std::string train;                   ///< token files, separated by commas
   std::string weights;                 ///< one number per file, separated by commas; empty: by tokens
   std::string validation;              ///< token file; empty: none
-  std::string tokenizer;               ///< that made them: "bytes" or a SentencePiece model; empty: what the model has
+  std::string tokenizer;               ///< that made them: as make_tokenizer takes it; empty: what the model has
   std::int64_t context = 512;          ///< S, tokens per sequence
   std::string documents = "separate";  ///< separate, joined
   std::int64_t seed = 1;               ///< order of the samples

@@ -1,28 +1,15 @@
 #include "framework/tokenizer.h"
 
-#include <sentencepiece_processor.h>
-
 #include <algorithm>
 #include <cctype>
-#include <cstdint>
-#include <cstring>
 #include <filesystem>
-#include <set>
-#include <string_view>
 
 #include "framework/files.h"
+#include "framework/tokenizer_parts.h"
 #include "kernels/check.h"
 
-// The library writes its errors to stderr as well as returning them. The switch is exported but in no installed header.
-namespace sentencepiece::logging {
-void SetMinLogLevel(int level);
-}
-
 namespace capstan::framework {
-namespace {
-
-constexpr std::int64_t model_limit = std::int64_t(64) << 20;  // bytes; the largest known vocabularies have 5 MB
-constexpr std::size_t piece_limit = 4'000'000;
+namespace tokenizer_parts {
 
 void check_id(std::int32_t id, std::int64_t vocabulary, const std::string& name) {
   if (id < 0 || id >= vocabulary) {
@@ -32,10 +19,16 @@ void check_id(std::int32_t id, std::int64_t vocabulary, const std::string& name)
   }
 }
 
-/// True for ids that decode() leaves out.
 bool is_mark(std::int32_t id, std::int32_t bos, const std::vector<std::int32_t>& end) {
   return id == bos || std::find(end.begin(), end.end(), id) != end.end();
 }
+
+}  // namespace tokenizer_parts
+
+namespace {
+
+namespace parts = tokenizer_parts;
+using std::filesystem::path;
 
 class ByteTokenizer final : public Tokenizer {
  public:
@@ -57,8 +50,8 @@ class ByteTokenizer final : public Tokenizer {
   std::string decode(const std::vector<std::int32_t>& ids) const override {
     std::string text;
     for (const std::int32_t id : ids) {
-      check_id(id, vocabulary(), name());
-      if (id < 256 && !is_mark(id, bos(), end_)) text += char(id);
+      parts::check_id(id, vocabulary(), name());
+      if (id < 256 && !parts::is_mark(id, bos(), end_)) text += char(id);
     }
     return text;
   }
@@ -67,220 +60,69 @@ class ByteTokenizer final : public Tokenizer {
   std::vector<std::int32_t> end_;
 };
 
-// ---- A SentencePiece model is a protobuf; this checks it before the library, which trusts much of it, gets to see it.
-// ----
+/// A tokenizer as found: the word "bytes", or the path of a file and, for GPT-2's pair, of its merges.
+struct Found {
+  std::string file, merges;
 
-struct Field {
-  std::uint32_t number = 0;
-  std::uint32_t wire = 0;   // 0 varint, 1 eight bytes, 2 length and bytes, 5 four bytes
-  std::uint64_t value = 0;  // of wire 0
-  std::string_view bytes;   // of the others
+  bool is_bytes() const { return file == "bytes"; }
+  bool is_pair() const { return !merges.empty(); }
+  bool is_json() const { return is_pair() || path(file).extension() == ".json"; }
 };
 
-/// Walks the fields of one protobuf message.
-class Message {
- public:
-  Message(std::string_view bytes, const std::string& path) : bytes_(bytes), path_(path) {}
-
-  bool next(Field& field) {
-    if (at_ == bytes_.size()) return false;
-    const std::uint64_t tag = varint();
-    field = {};
-    field.number = std::uint32_t(tag >> 3);
-    field.wire = std::uint32_t(tag & 7);
-    if (tag >> 32 != 0 || field.number == 0) refuse("a field without a number");
-    if (field.wire == 0) field.value = varint();
-    else if (field.wire == 1) field.bytes = take(8);
-    else if (field.wire == 2) field.bytes = take(varint());
-    else if (field.wire == 5) field.bytes = take(4);
-    else refuse("an unknown kind of field");
-    return true;
-  }
-
-  [[noreturn]] void refuse(const std::string& what) const {
-    fail(ExitCode::bad_data, "{}: not a SentencePiece model, or damaged ({}); get the file again", path_, what);
-  }
-
- private:
-  std::uint64_t varint() {
-    std::uint64_t value = 0;
-    for (int shift = 0; shift < 64; shift += 7) {
-      const auto byte = static_cast<unsigned char>(take(1)[0]);
-      value |= std::uint64_t(byte & 0x7f) << shift;
-      if (byte < 0x80) return value;
-    }
-    refuse("a number of more than 64 bits");
-  }
-
-  std::string_view take(std::uint64_t count) {
-    if (count > bytes_.size() - at_) refuse("it ends in the middle");
-    const std::string_view taken = bytes_.substr(at_, std::size_t(count));
-    at_ += std::size_t(count);
-    return taken;
-  }
-
-  std::string_view bytes_;
-  std::size_t at_ = 0;
-  const std::string& path_;
-};
-
-/// One entry of the vocabulary: text (field 1), score (2), kind (3: 1 normal … 6 byte). Returns its text.
-std::string_view check_piece(std::string_view bytes, const std::string& path) {
-  Message message(bytes, path);
-  std::string_view text;
-  std::uint64_t kind = 1;
-  std::uint32_t score = 0;  // bits of a float; no arithmetic, since a signalling NaN would trap
-  for (Field field; message.next(field);) {
-    if (field.number == 1 && field.wire == 2) text = field.bytes;
-    if (field.number == 2 && field.wire == 5) std::memcpy(&score, field.bytes.data(), sizeof score);
-    if (field.number == 3 && field.wire == 0) kind = field.value;
-  }
-  if (text.empty() || text.size() > 4096) message.refuse("an entry without text, or of more than 4096 bytes");
-  if (text.find('\0') != std::string_view::npos || !is_utf8(text)) message.refuse("an entry that is not UTF-8 text");
-  if ((score & 0x7f800000u) == 0x7f800000u) message.refuse("the score of '" + printable(text) + "' is not finite");
-  if (kind < 1 || kind > 6) message.refuse("the kind of '" + printable(text) + "' is unknown");
-  return text;
-}
-
-/// The normaliser's table: length of the trie in bytes (uint32), the trie (a Darts double array of uint32 units), and
-/// the replacement texts, each ending in NUL. The library follows the units without bounds (google/sentencepiece#1269),
-/// so every step that they allow must stay inside, and every value must be the start of a text inside.
-void check_character_map(std::string_view map, const Message& message) {
-  if (map.empty()) return;
-  std::uint32_t trie_bytes = 0;
-  if (map.size() < 4) message.refuse("the character map is cut off");
-  std::memcpy(&trie_bytes, map.data(), 4);
-  const std::string_view texts = trie_bytes < map.size() - 4 ? map.substr(4 + trie_bytes) : std::string_view();
-  const std::size_t units = trie_bytes / 4;
-  if (texts.empty() || texts.back() != '\0' || trie_bytes % 1024 != 0 || units == 0) {
-    message.refuse("the character map has wrong lengths");
-  }
-  for (std::size_t id = 0; id < units; ++id) {
-    std::uint32_t unit = 0;
-    std::memcpy(&unit, map.data() + 4 + id * 4, 4);
-    const bool leaf = unit >> 31 != 0;
-    const std::size_t offset = std::size_t(unit >> 10) << ((unit & (1u << 9)) >> 6);
-    const std::size_t child = id ^ offset;  // children are at child ^ byte: within the same 256 units
-    if (leaf ? (unit & 0x7fffffffu) >= texts.size() : child >= units)
-      message.refuse("the character map points outside");
-  }
-}
-
-void check_normaliser(std::string_view bytes, const std::string& path) {
-  Message message(bytes, path);
-  for (Field field; message.next(field);) {
-    if (field.number == 2 && field.wire == 2) check_character_map(field.bytes, message);
-  }
-}
-
-void check_model(const std::string& bytes, const std::string& path) {
-  Message message(bytes, path);
-  std::set<std::string_view> pieces;
-  bool trainer = false, normaliser = false;
-  for (Field field; message.next(field);) {
-    if (field.number >= 1 && field.number <= 5 && field.wire != 2) message.refuse("a part of the wrong kind");
-    if (field.number == 1) {
-      const std::string_view text = check_piece(field.bytes, path);
-      if (!pieces.insert(text).second) message.refuse("the entry '" + printable(text) + "' is there twice");
-      if (pieces.size() > piece_limit) message.refuse("more than 4,000,000 entries");
-    } else if (field.number == 2) {
-      trainer = true;
-      Message inner(field.bytes, path);
-      for (Field ignored; inner.next(ignored);) continue;
-    } else if (field.number == 3 || field.number == 5) {
-      normaliser = normaliser || field.number == 3;
-      check_normaliser(field.bytes, path);
-    }
-  }
-  if (pieces.empty() || !trainer || !normaliser) message.refuse("a part of the model is missing");
-}
-
-class SentencePieceTokenizer final : public Tokenizer {
- public:
-  SentencePieceTokenizer(const std::string& path, std::vector<std::int32_t> end)
-      : name_(std::filesystem::path(path).filename().string()), end_(std::move(end)) {
-    const std::string bytes = read_file(path, model_limit);
-    check_model(bytes, path);
-    hash_ = hex(xxh3_of(bytes.data(), bytes.size()));
-    sentencepiece::logging::SetMinLogLevel(3);  // above "error": what it has to say is in the returned status
-    const auto status = processor_.LoadFromSerializedProto(bytes);
-    if (!status.ok()) {
-      fail(ExitCode::bad_data, "{}: not a usable SentencePiece model ({}); get the file again", path,
-           printable(status.error_message(), 200));
-    }
-    vocabulary_ = processor_.GetPieceSize();
-    if (end_.empty() && processor_.eos_id() >= 0) end_ = {processor_.eos_id()};
-  }
-
-  std::string name() const override { return name_; }
-  std::string hash() const override { return hash_; }
-  std::int64_t vocabulary() const override { return vocabulary_; }
-  std::int32_t bos() const override { return processor_.bos_id(); }
-  std::vector<std::int32_t> end() const override { return end_; }
-
-  std::vector<std::int32_t> encode(const std::string& text) const override {
-    std::vector<int> ids;
-    const auto status = processor_.Encode(text, &ids);
-    if (!status.ok()) {
-      fail(ExitCode::bad_data, "tokenizer {}: cannot encode '{}': {}", name_, printable(text),
-           printable(status.error_message()));
-    }
-    return ids;
-  }
-
-  std::string decode(const std::vector<std::int32_t>& ids) const override {
-    std::vector<int> kept;
-    for (const std::int32_t id : ids) {
-      check_id(id, vocabulary_, name_);
-      if (!is_mark(id, bos(), end_)) kept.push_back(id);
-    }
-    std::string text;
-    const auto status = processor_.Decode(kept, &text);
-    if (!status.ok()) {
-      fail(ExitCode::bad_data, "tokenizer {}: cannot decode {} ids: {}", name_, ids.size(),
-           printable(status.error_message()));
-    }
-    return text;
-  }
-
- private:
-  std::string name_, hash_;
-  std::vector<std::int32_t> end_;
-  std::int64_t vocabulary_ = 0;
-  sentencepiece::SentencePieceProcessor processor_;
-};
-
-/// The tokenizer of a model folder: the path of its tokenizer.model, or "bytes".
-std::string tokenizer_of_folder(const std::string& folder) {
-  const std::filesystem::path base(folder);
-  if (std::filesystem::exists(base / "tokenizer.model")) return (base / "tokenizer.model").string();
-  const std::string note = (base / "tokenizer").string();
-  if (!std::filesystem::exists(note)) {
-    fail(ExitCode::io, "{}: holds no tokenizer.model; name a SentencePiece model or 'bytes'", folder);
+Found find_in_folder(const std::string& folder) {
+  const path base(folder);
+  const auto file = [&](const char* name) {
+    return std::filesystem::exists(base / name) ? (base / name).string() : std::string();
+  };
+  for (const char* name : {"tokenizer.model", "tokenizer.json"})
+    if (!file(name).empty()) return {file(name), ""};
+  const std::pair<const char*, const char*> pairs[] = {{"encoder.json", "vocab.bpe"}, {"vocab.json", "merges.txt"}};
+  for (const auto& [vocabulary, merges] : pairs)
+    if (!file(vocabulary).empty() && !file(merges).empty()) return {file(vocabulary), file(merges)};
+  const std::string note = file("tokenizer");
+  if (note.empty()) {
+    fail(ExitCode::io,
+         "{}: holds no tokenizer.model, no tokenizer.json and not GPT-2's pair encoder.json, vocab.bpe; name a "
+         "tokenizer's file or 'bytes'",
+         folder);
   }
   std::string word = read_file(note, 64);
   while (!word.empty() && std::isspace(static_cast<unsigned char>(word.back()))) word.pop_back();
   if (word != "bytes") fail(ExitCode::bad_data, "{}: says '{}'; allowed is 'bytes'", note, printable(word));
-  return word;
+  return {word, ""};
 }
 
-/// "bytes", or the path of a model file.
-std::string resolved(const std::string& which) {
-  return std::filesystem::is_directory(which) ? tokenizer_of_folder(which) : which;
+Found find(const std::string& which) {
+  return std::filesystem::is_directory(which) ? find_in_folder(which) : Found{which, ""};
+}
+
+std::string bytes_of(const Found& found) {
+  return found.is_pair() ? parts::tokenizer_json_of_pair(found.file, found.merges)
+                         : read_file(found.file, parts::file_limit);
 }
 
 }  // namespace
 
-std::string tokenizer_model_bytes(const std::string& which) {
-  const std::string chosen = resolved(which);
-  return chosen == "bytes" ? "" : read_file(chosen, model_limit);
+bool is_tokenizer_file(const std::string& name) { return name == tokenizer_model_name || name == tokenizer_json_name; }
+
+TokenizerFile tokenizer_file(const std::string& which) {
+  const Found found = find(which);
+  if (found.is_bytes()) return {"bytes", ""};
+  return {found.is_json() ? tokenizer_json_name : tokenizer_model_name, bytes_of(found)};
 }
 
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& which, const std::vector<std::int32_t>& end) {
-  const std::string chosen = resolved(which);
+  const Found found = find(which);
   std::unique_ptr<Tokenizer> tokenizer;
-  if (chosen == "bytes") tokenizer = std::make_unique<ByteTokenizer>(end);
-  else tokenizer = std::make_unique<SentencePieceTokenizer>(chosen, end);
+  if (found.is_bytes()) {
+    tokenizer = std::make_unique<ByteTokenizer>(end);
+  } else if (found.is_json()) {
+    const path folder = path(found.file).parent_path();
+    const std::string name = found.is_pair() ? (folder / tokenizer_json_name).string() : found.file;
+    tokenizer = parts::make_bpe(name, bytes_of(found), parts::marks_beside(folder.string()), end);
+  } else {
+    tokenizer = parts::make_sentencepiece(found.file, bytes_of(found), end);
+  }
   for (const std::int32_t id : end) {
     if (id < 0 || id >= tokenizer->vocabulary()) {
       fail(ExitCode::config, "tokenizer {}: end id {} is outside its vocabulary; allowed are 0 to {}",

@@ -1,5 +1,6 @@
 #pragma once
-// Tokenizers: the built-in byte tokenizer and SentencePiece models.
+// Tokenizers: the built-in byte tokenizer, SentencePiece models, and byte-level BPE as Hugging Face's tokenizer.json
+// describes it (GPT-2, NeoX, Llama 3).
 
 #include <cstdint>
 #include <memory>
@@ -23,13 +24,26 @@ class Tokenizer {
   virtual std::string decode(const std::vector<std::int32_t>& ids) const = 0;
 };
 
-/// `which`: "bytes"; a SentencePiece .model file; or a folder that holds tokenizer.model, or else a file `tokenizer`
-/// with the one word "bytes". bytes: ids 0…255 are bytes, 256 BOS, 257 end; vocabulary 258. `end` overrides the model's
-/// own end ids (Llama: eos_id). Errors: io (missing), bad_data (not a SentencePiece model, too large, truncated),
-/// config (an end id outside the vocabulary).
+constexpr char tokenizer_model_name[] = "tokenizer.model";
+constexpr char tokenizer_json_name[] = "tokenizer.json";
+bool is_tokenizer_file(const std::string& name);  ///< one of these two
+
+/// `which`: "bytes"; a SentencePiece .model file; a tokenizer.json (any name that ends in .json); or a folder, of which
+/// the first that is there counts: tokenizer.model, tokenizer.json, GPT-2's pair (encoder.json with vocab.bpe, or
+/// vocab.json with merges.txt), or a file `tokenizer` with the one word "bytes". bytes: ids 0…255 are bytes, 256 BOS,
+/// 257 end; vocabulary 258. `end` overrides the model's own end ids (Llama: eos_id).
+/// Of a tokenizer.json, BOS and end come from its post_processor, the files beside it (tokenizer_parts.h), or the usual
+/// name <|endoftext|>. Its added tokens are found in texts, so "<|endoftext|>" in a text is that token where the file
+/// says so.
+/// Errors: io (missing), bad_data (not a tokenizer, too large, truncated, something in it that is not known here), config
+/// (an end id outside the vocabulary).
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& which, const std::vector<std::int32_t>& end = {});
 
-/// The SentencePiece model that `which` names, to be copied along; empty for the byte tokenizer. Errors as above.
-std::string tokenizer_model_bytes(const std::string& which);
+/// The file of a tokenizer, to be copied along: "bytes" without bytes, or one of the names above with the whole file.
+struct TokenizerFile {
+  std::string name, bytes;
+};
+/// GPT-2's pair becomes one tokenizer.json. Errors as above.
+TokenizerFile tokenizer_file(const std::string& which);
 
 }  // namespace capstan::framework

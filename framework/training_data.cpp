@@ -24,7 +24,7 @@ void check_vocabulary(const Dataset& data, std::int64_t vocabulary) {
            file.path(), file.info().vocabulary, vocabulary);
 }
 
-/// "bytes", or the hash of a SentencePiece model.
+/// "bytes", or the hash of the tokenizer's file.
 std::string hash_of(const TextConventions& text) {
   if (text.tokenizer == "bytes") return "bytes";
   return hex(xxh3_of(text.tokenizer_model.data(), text.tokenizer_model.size()));
@@ -80,8 +80,9 @@ TextConventions text_conventions(const Recipe& recipe, const TrainingData& data,
   if (!recipe.data.tokenizer.empty()) {
     const auto named = make_tokenizer(recipe.data.tokenizer);
     require_tokenizer(data, "data.tokenizer = " + recipe.data.tokenizer, named->name(), named->hash());
-    text.tokenizer_model = tokenizer_model_bytes(recipe.data.tokenizer);
-    text.tokenizer = text.tokenizer_model.empty() ? "bytes" : "tokenizer.model";
+    const TokenizerFile file = tokenizer_file(recipe.data.tokenizer);
+    text.tokenizer = file.name;
+    text.tokenizer_model = file.bytes;
   }
   if (text.tokenizer.empty() && info.tokenizer_hash == "bytes") text.tokenizer = "bytes";  // built in: needs no file
   if (text.bos < 0) text.bos = info.bos;

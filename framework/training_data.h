@@ -23,8 +23,8 @@ TrainingData open_training_data(Recipe& recipe);
 
 /// How the run's checkpoints read and write text.
 struct TextConventions {
-  std::string tokenizer;        ///< "bytes", "tokenizer.model", or empty: the checkpoints will know ids only
-  std::string tokenizer_model;  ///< bytes of the SentencePiece model, or empty
+  std::string tokenizer;        ///< as in CheckpointHeader; empty: the checkpoints will know ids only
+  std::string tokenizer_model;  ///< bytes of the tokenizer's file, or empty
   std::int32_t bos = -1;
   std::vector<std::int32_t> end_tokens;
 };

@@ -91,7 +91,8 @@ void check_output(const std::string& output) {
   if (!fs::exists(fs::symlink_status(output, problem))) return;
   if (!fs::is_directory(output, problem)) fail(ExitCode::io, "{}: is not a folder; choose another --output", output);
   for (const std::string& name : framework::list_folder(output))
-    if (name != "config.json" && name != "model.safetensors" && name != "tokenizer.model" && name != "tokenizer")
+    if (name != "config.json" && name != "model.safetensors" && !framework::is_tokenizer_file(name) &&
+        name != "tokenizer")
       fail(ExitCode::io, "{}: holds {}, which no export writes; choose another --output, or an empty folder", output,
            framework::printable(name));
   const std::string model = join(output, "model.safetensors");
@@ -118,13 +119,14 @@ ExitCode run_export(const Arguments& arguments, parallel::Communicator& world) {
   if (problem) fail(ExitCode::io, "{}: cannot be made: {}; choose another --output", output, problem.message());
   // config.json comes last: without it no reader takes the folder for a model.
   fs::remove(join(output, "config.json"), problem);
-  for (const char* name : {"tokenizer.model", "tokenizer"}) fs::remove(join(output, name), problem);
+  for (const char* name : {framework::tokenizer_model_name, framework::tokenizer_json_name, "tokenizer"})
+    fs::remove(join(output, name), problem);
   framework::write_safetensors(join(output, "model.safetensors"), tensors,
                                {{"format", "pt"}, export_mark});  // Hugging Face refuses a file without it
   const bool byte_tokenizer = checkpoint.header().tokenizer == "bytes";
   if (byte_tokenizer) framework::write_text_atomically(join(output, "tokenizer"), "bytes\n");
-  if (!checkpoint.extras().tokenizer_model.empty())
-    framework::write_text_atomically(join(output, "tokenizer.model"), checkpoint.extras().tokenizer_model);
+  if (framework::is_tokenizer_file(checkpoint.header().tokenizer))
+    framework::write_text_atomically(join(output, checkpoint.header().tokenizer), checkpoint.extras().tokenizer_model);
   framework::write_text_atomically(join(output, "config.json"), config_text(checkpoint, dtype));
   verify(output, tensors, checkpoint.header());
 

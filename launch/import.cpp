@@ -29,10 +29,11 @@ std::vector<std::int32_t> parse_ids(const std::string& text, std::int64_t vocabu
   return ids;
 }
 
-/// Where the tokenizer is: as asked for, or beside the model; empty: none.
+/// Where the tokenizer is: as asked for ("none": nowhere), or beside the model; empty: none.
 std::string find_tokenizer(const std::string& asked, const std::string& folder) {
+  if (asked == "none") return "";
   if (!asked.empty()) return asked;
-  for (const char* name : {"tokenizer.model", "tokenizer"})
+  for (const char* name : {"tokenizer.model", "tokenizer.json", "vocab.bpe", "merges.txt", "tokenizer"})
     if (fs::is_regular_file(join(folder, name))) return folder;
   return "";
 }
@@ -96,9 +97,9 @@ void add_tokenizer(Import& import, const std::string& which, const std::string& 
          which, tokenizer->vocabulary(), header.model.vocabulary);
   if (header.end_tokens.empty()) header.end_tokens = tokenizer->end();
   if (header.bos < 0) header.bos = tokenizer->bos();
-  const bool bytes = tokenizer->name() == "bytes";
-  header.tokenizer = bytes ? "bytes" : "tokenizer.model";
-  import.extras.tokenizer_model = framework::tokenizer_model_bytes(which);
+  framework::TokenizerFile file = framework::tokenizer_file(which);
+  header.tokenizer = file.name;
+  import.extras.tokenizer_model = std::move(file.bytes);
   import.tokenizer = fmt::format("{}, {} tokens", tokenizer->name(), tokenizer->vocabulary());
 }
 
@@ -173,8 +174,10 @@ Command import_command() {
   command.syntax.options = {
       CommandOption::text("output", "", "DIR", "Model folder to write. An earlier import of this name is replaced.")
           .needed(),
-      CommandOption::text("tokenizer", "", "bytes|MODEL",
-                          "SentencePiece .model file, or bytes. Empty: tokenizer.model in HF_DIR, if there is one."),
+      CommandOption::text(
+          "tokenizer", "", "bytes|none|MODEL",
+          "SentencePiece .model file, tokenizer.json (byte-level BPE), or bytes. Empty: tokenizer.model in HF_DIR, "
+          "else tokenizer.json, if there is one. none: the model knows ids only."),
       CommandOption::text("end-token", "", "ID,ID", "Token ids that end a text. Empty: eos_token_id of config.json."),
   };
   command.run = run_import;

@@ -33,7 +33,9 @@ Command prepare_command() {
   command.syntax.positionals = {{"INPUT", ".txt and .jsonl files; folders give all of theirs", true, true}};
   command.syntax.options = {
       CommandOption::text("output", "", "FILE", "Token file to write (.h5).").needed(),
-      CommandOption::text("tokenizer", "bytes", "bytes|MODEL", "bytes, or a SentencePiece .model file."),
+      CommandOption::text(
+          "tokenizer", "bytes", "bytes|MODEL",
+          "bytes, a SentencePiece .model file, a tokenizer.json (byte-level BPE), or a folder with one of these."),
       CommandOption::text("text-key", "text", "KEY", "Key of the text in a .jsonl line."),
       CommandOption::text("split", "", "LINE",
                           "Line that stands between the documents of a .txt file. Empty: a file is one document."),

@@ -79,6 +79,7 @@ ranks() { echo mpirun --timeout 50 -n "$1" "$capstan"; }  # for commands whose w
 
 stories=$root/recipes/models/stories260K
 heldout=$root/recipes/data/stories-heldout.jsonl
+golden=$root/tests/golden/tokenizers
 "$capstan" prepare "$heldout" --output bytes.h5 > "$work/log"
 "$capstan" prepare "$heldout" --tokenizer "$stories/tokenizer.model" --output pieces.h5 > "$work/log"
 "$capstan" import "$stories" --output model --end-token 1 > "$work/log"
@@ -146,6 +147,11 @@ head -c 3000 "$stories/tokenizer.model" > cut.model
 refuse 65 "cut.model: not a SentencePiece model, or damaged" \
   "$capstan" prepare short.txt --tokenizer cut.model --output new.h5
 refuse 65 "text.csv: not a SentencePiece model" "$capstan" prepare short.txt --tokenizer text.csv --output new.h5
+echo '{"model": {"type": "Unigram"}}' > unigram.json
+refuse 65 'unigram.json: model.type is "Unigram", allowed is BPE' \
+  "$capstan" prepare short.txt --tokenizer unigram.json --output new.h5
+head -c 3000 "$golden/neox_kind.json" > cut.json
+refuse 65 "cut.json: malformed JSON" "$capstan" prepare short.txt --tokenizer cut.json --output new.h5
 
 echo "token files"
 refuse 74 "none.h5: cannot open: No such file" "$capstan" train r.cfg --data.train none.h5 --run none
@@ -251,6 +257,7 @@ refuse 74 "hf" $(import)
 hf
 refuse 74 "none.model: cannot open" $(import) --tokenizer none.model
 refuse 65 "cut.model: not a SentencePiece model, or damaged" $(import) --tokenizer cut.model
+refuse 65 "neox_kind.json: the tokenizer has 3271 tokens, the model 512" $(import) --tokenizer "$golden/neox_kind.json"
 refuse 2 "--end-token 512: '512' is no token; allowed are 0 to 511" $(import) --end-token 512
 refuse 74 "run: exists and is no earlier import" "$capstan" import hf --output run
 mkdir mine

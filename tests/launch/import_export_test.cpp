@@ -54,6 +54,41 @@ void expect_same_tensors(const SafetensorsModel& a, const SafetensorsModel& b) {
   }
 }
 
+TEST(ImportExport, ATokenizerJsonTravelsUnchanged) {
+  const testing::TestFolder folder;
+  const std::string json =
+      R"({"added_tokens": [{"id": 5, "content": "<end>", "special": true}], "pre_tokenizer": {"type": "ByteLevel",
+  "add_prefix_space": false}, "decoder": {"type": "ByteLevel"}, "model": {"type": "BPE", "merges": ["a b"],
+  "vocab": {"a": 0, "b": 1, "ab": 2, "Ġ": 3, "c": 4}}})";
+  folder.write("hf/tokenizer.json", json);
+  for (const char* name : {"config.json", "model.safetensors"})
+    fs::copy_file(stories + "/" + name, folder / "hf/" + std::string(name));
+  expect_parts(capstan({"import", folder / "hf", "--output", folder / "model", "--end-token", "5"}),
+               {"tokenizer.json, 6 tokens", "end 5"});
+  EXPECT_EQ(slurp(folder / "model/tokenizer.json"), json);
+  expect_parts(capstan({"inspect", folder / "model"}), {"tokenizer.json"});
+
+  const auto loaded = framework::load_model(folder / "model", kernels::Device::cpu, kernels::DType::f32);
+  ASSERT_TRUE(loaded.tokenizer);
+  EXPECT_EQ(loaded.tokenizer->encode("ab c"), (std::vector<std::int32_t>{2, 3, 4}));
+  EXPECT_EQ(loaded.tokenizer->decode({2, 3, 4, 5}), "ab c");
+  EXPECT_EQ(loaded.tokenizer->hash(), framework::make_tokenizer(folder / "hf")->hash());
+
+  folder.write("text.txt", "ab c ab");
+  capstan({"prepare", folder / "text.txt", "--tokenizer", folder / "model", "--output", folder / "text.h5"});
+  expect_parts(capstan({"inspect", folder / "text.h5"}), {"tokenizer.json", loaded.tokenizer->hash()});
+  capstan({"eval", "perplexity", "--model", folder / "model", "--data", folder / "text.h5", "--window", "4"});
+
+  capstan({"export", folder / "model", "--output", folder / "out"});
+  EXPECT_EQ(slurp(folder / "out/tokenizer.json"), json);
+  capstan({"export", folder / "model", "--output", folder / "out"});  // over what is there
+
+  const std::string large = std::string(CAPSTAN_SOURCE_DIR) + "/tests/golden/tokenizers/neox_kind.json";
+  const auto mismatch = [&] { capstan({"import", folder / "hf", "--output", folder / "other", "--tokenizer", large}); };
+  expect_parts(error_of(ExitCode::bad_data, mismatch), {"neox_kind.json", "3271 tokens", "the model 512"});
+  EXPECT_FALSE(fs::exists(folder / "other"));
+}
+
 /// The shipped model's tensors, in a folder of their own to be changed.
 struct Foreign {
   explicit Foreign(const testing::TestFolder& parent) : folder(parent / "foreign") {
