@@ -210,6 +210,7 @@ __global__ void __launch_bounds__(block_threads, 2)
   wait_for_copies();
   add_to_rows(b.target, sum, a, t, lane);
   if (!terms || b.job != Job::dq) return;
+  __syncthreads();  // rows beyond the tile's end have read the state of its last row, also where no tile brought a barrier
   write_state(sums, a, b, t, lane);
   flush_bins(bins, a, b, t, lane);
   if (b.d_row_offset == nullptr) return;
