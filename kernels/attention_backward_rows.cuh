@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(block_threads, 2)
     }
   }
   wait_for_copies();
-  if (!loaded) return;  // no row sees a key: state and gradients stay as they are
+  if (!loaded) return;  // no row sees a key: what rows beyond the tile's end have read of its last one stays as it is
   add_to_rows(b.target, sum, a, t, lane);
   if (!terms || b.job != Job::dq) return;
   write_state(sums, a, b, t, lane);
