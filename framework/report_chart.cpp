@@ -142,21 +142,41 @@ Scale y_scale(const LineChart& chart, Interval range) {
   return scale;
 }
 
+/// All with the decimals that the finest of them needs.
+std::vector<std::string> tick_texts(const std::vector<double>& ticks) {
+  double largest = 0;
+  int decimals = 0;
+  for (const double tick : ticks) {
+    largest = std::max(largest, std::abs(tick));
+    for (int more = decimals; more <= 6; ++more) {
+      const double scaled = tick * std::pow(10, more);
+      if (std::abs(scaled - std::round(scaled)) > 1e-6) decimals = std::min(6, more + 1);
+    }
+  }
+  const bool is_plain = largest >= 1e-3 && largest < 1e15 && decimals <= 4;
+  std::vector<std::string> texts;
+  for (const double tick : ticks)
+    texts.push_back(is_plain && decimals > 0 ? fmt::format("{}{:.{}f}", tick < 0 ? "−" : "", std::abs(tick), decimals)
+                                             : number_text(tick, 3));
+  return texts;
+}
+
 std::string axes(const LineChart& chart, const Scale& x, const Scale& y) {
   std::string out;
-  for (const double tick : y.ticks)
+  const std::vector<std::string> y_texts = tick_texts(y.ticks), x_texts = tick_texts(x.ticks);
+  for (std::size_t i = 0; i < y.ticks.size(); ++i)
     out += fmt::format(
         "<path class=\"grid\" d=\"M{:.1f} {:.1f}H{:.1f}\"/><text class=\"tick\" text-anchor=\"end\" x=\"{:.1f}\" "
         "y=\"{:.1f}\">{}</text>\n",
-        left_edge, y.at(tick), right_edge, left_edge - 5, y.at(tick) + 4, number_text(tick, 3));
+        left_edge, y.at(y.ticks[i]), right_edge, left_edge - 5, y.at(y.ticks[i]) + 4, y_texts[i]);
   double last = -100;
-  for (const double tick : x.ticks) {
-    const double at = x.at(tick);
+  for (std::size_t i = 0; i < x.ticks.size(); ++i) {
+    const double at = x.at(x.ticks[i]);
     out += fmt::format("<path class=\"axis\" d=\"M{:.1f} {:.1f}v4\"/>", at, bottom_edge);
     if (at - last < 36) continue;  // no room for its number
     last = at;
     out += fmt::format("<text class=\"tick\" text-anchor=\"middle\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", at,
-                       bottom_edge + 16, number_text(tick, 3));
+                       bottom_edge + 16, x_texts[i]);
   }
   out += fmt::format("<path class=\"axis\" d=\"M{:.1f} {:.1f}H{:.1f}\"/>\n", left_edge, bottom_edge, right_edge);
   out += fmt::format("<text class=\"name\" x=\"4\" y=\"13\">{}</text>", escaped(chart.y_title));
@@ -305,9 +325,9 @@ std::string cell_texts(const HeatMap& map, std::size_t row, double left, double 
   for (std::size_t c = 0; c < map.columns.size(); ++c) {
     const std::size_t at = row * map.columns.size() + c;
     if (!std::isfinite(map.values[at])) continue;
-    const bool dark = level_of(map.values[at], map.low, map.high) > levels / 2;
+    const bool is_dark = level_of(map.values[at], map.low, map.high) >= 9;
     out += fmt::format("<tspan x=\"{:g}\"{}>{}</tspan>", left + (double(c) + 0.5) * map.cell_width,
-                       dark ? " class=\"w\"" : "", escaped(map.texts[at]));
+                       is_dark ? " class=\"w\"" : "", escaped(map.texts[at]));
   }
   return out + "</text>\n";
 }
@@ -340,19 +360,20 @@ std::string heat_map(const HeatMap& map) {
   CAPSTAN_CHECK(map.values.size() == rows * columns && (map.texts.empty() || map.texts.size() == rows * columns) &&
                     (map.hover.empty() || map.hover.size() == rows * columns),
                 "{} × {} cells, {} values", rows, columns, map.values.size());
-  const double left = 10 + 6.6 * double(std::max(longest(map.rows), characters(map.row_title))), top = 20;
-  const double below = map.slanted ? 12 + 6.6 * double(longest(map.columns)) : 20;
+  const double left = 10 + 6.6 * double(std::max(longest(map.rows), characters(map.row_title))),
+               top = map.row_title.empty() ? 3 : 20;
+  const double below = map.slanted ? 8 + 6.2 * double(longest(map.columns)) : 20;
   const double bottom = top + double(rows) * map.cell_height,
                width = std::max(left + double(columns) * map.cell_width,
                                 left + 6.6 * double(characters(map.column_title))) +
                        4,
-               height = bottom + below + 16;
+               height = bottom + below + (map.column_title.empty() ? 0 : 16);
   std::string out = fmt::format(
-      "<figure class=\"map\"><figcaption>{}</figcaption>\n<div class=\"scroll\"><svg "
+      "<figure class=\"map\"><figcaption>{}</figcaption>\n{}<div class=\"scroll\"><svg "
       "xmlns=\"http://www.w3.org/2000/svg\" class=\"own\" role=\"img\" width=\"{:g}\" height=\"{:g}\" "
       "viewBox=\"0 0 {:g} {:g}\"><title>{}</title><desc>{} rows ({}) by {} columns ({})</desc>\n",
-      escaped(map.title), width, height, width, height, escaped(map.title), rows, escaped(map.row_title), columns,
-      escaped(map.column_title));
+      escaped(map.title), map.scale.empty() ? "" : heat_scale(map.scale, map.low, map.high), width, height, width,
+      height, escaped(map.title), rows, escaped(map.row_title), columns, escaped(map.column_title));
   LevelPaths cells;
   for (std::size_t r = 0; r < rows; ++r)
     cells.add_row(map.values.data() + r * columns, std::int64_t(columns), left, top + double(r) * map.cell_height,

@@ -63,7 +63,8 @@ struct HeatMap {
   std::vector<std::string> hover = {};  ///< per cell; empty: none
   double low = 0, high = 1;             ///< of the colours
   double cell_width = 24, cell_height = 20;
-  bool slanted = false;  ///< column names stand upright
+  std::string scale = {};  ///< what the colours mean, shown under the title; empty: not shown
+  bool slanted = false;    ///< column names stand upright
 };
 /// A <figure> that scrolls where it is wider than the page.
 std::string heat_map(const HeatMap& map);

@@ -28,9 +28,11 @@ table { border-collapse: collapse; font-size: 0.85rem; font-variant-numeric: tab
 th, td { padding: 0.25rem 0.6rem; text-align: right; border-bottom: 1px solid var(--rule); white-space: nowrap; }
 thead th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
 th:first-child, td.t { text-align: left; }
-tbody th { font-weight: 600; text-align: left; }
+tbody th { font-weight: 600; text-align: left; white-space: normal; min-width: 8rem; max-width: 17rem; }
+@media (max-width: 600px) { tbody th { max-width: 10rem; } th, td { padding: 0.25rem 0.4rem; } }
+h4 { font-size: 0.9rem; margin: 1rem 0 0.2rem; }
 td.long { white-space: normal; text-align: left; min-width: 15rem; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 330px), 1fr)); gap: 0.5rem 1.5rem; }
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 330px), 1fr)); gap: 0.5rem 1.5rem; }
 .maps { display: flex; flex-wrap: wrap; gap: 0.5rem 2rem; }
 .maps > figure { max-width: 100%; }
 .smalls { display: grid; grid-template-columns: repeat(auto-fill, minmax(104px, 1fr)); gap: 0.6rem; max-width: 1000px; }

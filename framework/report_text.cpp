@@ -85,7 +85,9 @@ std::string query_maps(const TextPositions& text, std::int64_t query, std::size_
   HeatMap position = token_map(text, "CoPE: positions seen from " + where, names, query + 1, positions, greatest);
   gate.note = "Gate of every key for this query." + choice_note(text.gates, shown.size());
   position.note = fmt::format("Sum of the gates from the key to the query, at most {}.", number_text(last));
-  return heat_scale("gate", 0, 1) + heat_map(gate) + heat_scale("position", 0, greatest) + heat_map(position);
+  gate.scale = "gate";
+  position.scale = "position";
+  return heat_map(gate) + heat_map(position);
 }
 
 std::string all_positions(const TextPositions& text, std::size_t most) {
@@ -120,12 +122,20 @@ std::string state_maps(const TextPositions& text) {
   }
   const auto most = [](const std::vector<double>& values) { return *std::max_element(values.begin(), values.end()); };
   const auto n = std::int64_t(text.tokens.size());
-  const double high = std::max(1e-6, most(magnitude)), far = std::max(1e-6, most(drift));
+  const double low = *std::min_element(magnitude.begin(), magnitude.end()),
+               high = std::max(low + 1e-6, most(magnitude)), far = std::max(1e-6, most(drift));
   HeatMap first = token_map(text, "TAPE: |z| of each token's state", names, n, magnitude, high);
   HeatMap second = token_map(text, "TAPE: drift of the state's angle from RoPE's, degrees", names, n, drift, far);
+  first.low = low;
+  if (!first.texts.empty()) {  // close to 1: two decimals
+    first.cell_width = 30;
+    for (std::size_t i = 0; i < first.texts.size(); ++i) first.texts[i] = fmt::format("{:.2f}", first.values[i]);
+  }
   first.note = "Mean over heads and frequencies; RoPE's |z| is 1 (or the scaling's amplitude).";
   second.note = "Mean of the absolute angle over heads and frequencies. Layer 0 reads RoPE's phases.";
-  return heat_scale("|z|", 0, high) + heat_map(first) + heat_scale("degrees", 0, far) + heat_map(second);
+  first.scale = "|z|";
+  second.scale = "degrees";
+  return heat_map(first) + heat_map(second);
 }
 
 std::string loss_map(const TextPositions& text) {
@@ -142,15 +152,17 @@ std::string text_section(const std::vector<TextPositions>& texts, const std::str
   if (texts.empty()) return "";
   std::string out = fmt::format("<section id=\"text\"><h2>A text, token by token</h2>\n{}",
                                 page_note(fmt::format("The first tokens of {}. “·” is a space.", name)));
+  const auto mapped = std::size_t(
+      std::count_if(texts.begin(), texts.end(), [](const TextPositions& text) { return !text.gates.empty(); }));
   for (const TextPositions& text : texts) {
     const auto n = std::int64_t(text.tokens.size());
     out += fmt::format("<h3>{}</h3>\n", escaped(text.model)) + loss_map(text);
     if (text.gates.empty() && text.states.empty())
       out += page_note("This encoding has neither gates nor states: its positions do not depend on the text.");
     if (!text.gates.empty()) {
-      out += all_positions(text, all_small_maps / texts.size());
+      out += all_positions(text, all_small_maps / mapped);
       for (const std::int64_t query : std::set<std::int64_t>{n / 2, n - 1})
-        out += query_maps(text, query, all_rows / texts.size());
+        out += query_maps(text, query, all_rows / mapped);
     }
     if (!text.states.empty()) out += state_maps(text);
   }
