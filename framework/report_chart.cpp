@@ -73,7 +73,7 @@ std::vector<double> log_ticks(double low, double high) {
     if (last - first <= 2)
       for (const double factor : {2.0, 5.0}) ticks.push_back(factor * std::pow(10, power));
   }
-  const auto above = std::find_if(ticks.begin(), ticks.end(), [&](double t) { return t >= high * (1 - 1e-9); });
+  const auto above = std::find_if(ticks.begin() + 1, ticks.end(), [&](double t) { return t >= high * (1 - 1e-9); });
   if (above != ticks.end()) ticks.erase(above + 1, ticks.end());
   while (ticks.size() > 2 && ticks[1] <= low * (1 + 1e-9)) ticks.erase(ticks.begin());
   return ticks;

@@ -212,9 +212,8 @@ std::string passkey_section(const std::vector<ReportSeries>& series) {
          page_note(
              "Right answers of all trials, for prompts of a length with the key at a depth (0 %: at the start).") +
          (conflict.empty() ? "" : page_note(conflict, true)) + heat_scale("share right", 0, 1) +
-         "<div class=\"maps\">\n" + maps +
-         "</div>\n<details><summary>95 % intervals (Wilson) of every cell</summary>\n" +
-         html_table({"model", "length", "depth", "right", "95 % interval"}, rows) + "</details></section>\n";
+         "<div class=\"maps\">\n" + maps + "</div>\n<h3>95 % intervals (Wilson) of every cell</h3>\n" +
+         html_table({"model", "length", "depth", "right", "95 % interval"}, rows) + "</section>\n";
 }
 
 }  // namespace capstan::framework

@@ -227,8 +227,9 @@ std::string command_of(const PasskeyEvaluation& e) {
   std::set<double> depths;
   for (const auto& cell : e.cells) lengths.insert(cell.length), depths.insert(cell.depth);
   if (e.cells.empty()) return command;
-  return command + fmt::format(" --lengths {} --depths {} --trials {} --{}{}", fmt::join(lengths, ","), depths.size(),
-                               e.cells.front().trials, quoted(e.prompts), stretch_options(e.source.how));
+  return command + fmt::format(" --lengths {} --depths {} --trials {} --seed {}{}", fmt::join(lengths, ","),
+                               depths.size(), e.cells.front().trials, quoted(e.prompts.substr(5)),
+                               stretch_options(e.source.how));
 }
 
 std::string made_section(const Report& report) {

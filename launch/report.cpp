@@ -77,11 +77,11 @@ ExitCode run_report(const Arguments& arguments, parallel::Communicator& world) {
   if (output.empty() && folders.size() > 1)
     fail(ExitCode::usage, "{} runs: name the page with --output FILE.html", folders.size());
   if (output.empty()) output = (fs::path(folders.front()) / "report.html").string();
-  check_result_path("output", output);
-  check_result_path("csv", arguments.text("csv"));
 
   framework::Report report;
   report.runs = framework::read_runs(folders);
+  check_result_path("output", output);
+  check_result_path("csv", arguments.text("csv"));
   add_texts(report, arguments);
   report.command = command_line(arguments, output);
   report.build = kernels::build_text();

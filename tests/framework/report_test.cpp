@@ -183,7 +183,7 @@ TEST(ReportChart, SurvivesEveryKindOfData) {
 TEST(ReportChart, PutsPointsWhereTheTicksSay) {
   LineChart chart{"t", "x", "y", {{"A", "n", 0, {{0, 1}, {10, 3}}}}};
   // Width 50 to 378, height 212 to 26; y from 1 to 3.
-  expect_parts(line_chart(chart), {"d=\"M50.0 212.0L378.0 26.0\"", ">1</text>", ">3</text>", ">10</text>"});
+  expect_parts(line_chart(chart), {"d=\"M50.0 212.0L378.0 26.0\"", ">1.0</text>", ">3.0</text>", ">10</text>"});
 }
 
 TEST(ReportChart, HeatMapsHoldNumbersAndLightnessFalls) {
@@ -265,11 +265,11 @@ TEST(ReportPage, ShowsOneRun) {
   const std::string page = page_of({run});
   expect_sound(page);
   expect_parts(page,
-               {"run &lt;1&gt; &amp; &#39;co&#39;", "200", "102,400", "0.35355", number_text(std::exp(1.25)),
+               {"run &lt;1&gt; &amp; &#39;co&#39;", "200", "102,400", "0.3536", number_text(std::exp(1.25)),
                 number_text(std::exp(1.5)), "1/4", "3/4", "8/16", "CoPE: mean gate", "TAPE: mean |z|",
                 "other.json: of a kind", "One run: nothing to compare", "data:text/csv",
                 fmt::format("{:.1f} to {:.1f} %", 100 * wilson_interval(3, 4).low, 100 * wilson_interval(3, 4).high),
-                "--depths 2 --trials 4"});
+                "--depths 2 --trials 4 --seed 1"});
 }
 
 TEST(ReportPage, ShowsNineRunsApart) {
@@ -474,7 +474,9 @@ TEST(ReportPositions, TapeBeginsAsRope) {
   for (std::size_t t = 0; t < 30; ++t) {
     EXPECT_NEAR(text.states[0].magnitude[t], 1, 1e-12);
     EXPECT_NEAR(text.states[0].drift[t], 0, 1e-9);
-    EXPECT_GT(text.states[2].drift[t], 1e-6);
+    if (t > 0) {  // the first token sees only itself, at angle 0
+      EXPECT_GT(text.states[2].drift[t], 1e-6);
+    }
   }
   // Layer 1's state by hand: pass.blocks[1].z against phases.
   const auto self = parallel::make_self_communicator();
