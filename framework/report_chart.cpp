@@ -143,7 +143,7 @@ Scale y_scale(const LineChart& chart, Interval range) {
 }
 
 /// All with the decimals that the finest of them needs.
-std::vector<std::string> tick_texts(const std::vector<double>& ticks) {
+std::vector<std::string> tick_texts(const std::vector<double>& ticks, bool logarithmic) {
   double largest = 0;
   int decimals = 0;
   for (const double tick : ticks) {
@@ -156,14 +156,16 @@ std::vector<std::string> tick_texts(const std::vector<double>& ticks) {
   const bool is_plain = largest >= 1e-3 && largest < 1e15 && decimals <= 4;
   std::vector<std::string> texts;
   for (const double tick : ticks)
-    texts.push_back(is_plain && decimals > 0 ? fmt::format("{}{:.{}f}", tick < 0 ? "−" : "", std::abs(tick), decimals)
-                                             : number_text(tick, 3));
+    texts.push_back(is_plain && decimals > 0 && !logarithmic
+                        ? fmt::format("{}{:.{}f}", tick < 0 ? "−" : "", std::abs(tick), decimals)
+                    : logarithmic && tick < 1e4 ? fmt::format("{:g}", tick)
+                                                : number_text(tick, 3));
   return texts;
 }
 
 std::string axes(const LineChart& chart, const Scale& x, const Scale& y) {
   std::string out;
-  const std::vector<std::string> y_texts = tick_texts(y.ticks), x_texts = tick_texts(x.ticks);
+  const std::vector<std::string> y_texts = tick_texts(y.ticks, chart.y_log), x_texts = tick_texts(x.ticks, chart.x_log);
   for (std::size_t i = 0; i < y.ticks.size(); ++i)
     out += fmt::format(
         "<path class=\"grid\" d=\"M{:.1f} {:.1f}H{:.1f}\"/><text class=\"tick\" text-anchor=\"end\" x=\"{:.1f}\" "
@@ -227,8 +229,24 @@ std::string end_letters(const LineChart& chart, const Scale& x, const Scale& y) 
     if (last != line.points.rend()) letters.push_back({&line, x.at(last->x) + 6, y.at(last->y) + 4});
   }
   std::stable_sort(letters.begin(), letters.end(), [](const Letter& a, const Letter& b) { return a.y < b.y; });
+  // Nearest places at least 12 apart: of neighbours that are too near, a run of letters around their mean place.
   constexpr double apart = 12;
-  for (std::size_t i = 1; i < letters.size(); ++i) letters[i].y = std::max(letters[i].y, letters[i - 1].y + apart);
+  struct Run {
+    double sum, count;
+  };
+  std::vector<Run> runs;
+  for (std::size_t i = 0; i < letters.size(); ++i) {
+    runs.push_back({letters[i].y - apart * double(i), 1});
+    for (std::size_t n = runs.size(); n > 1; n = runs.size()) {
+      Run &before = runs[n - 2], &last = runs[n - 1];
+      if (before.sum / before.count <= last.sum / last.count) break;
+      before = {before.sum + last.sum, before.count + last.count};
+      runs.pop_back();
+    }
+  }
+  std::size_t next = 0;
+  for (const Run& run : runs)
+    for (double i = 0; i < run.count; i += 1, ++next) letters[next].y = run.sum / run.count + apart * double(next);
   double below = bottom_edge + 4;
   for (std::size_t i = letters.size(); i-- > 0; below -= apart) letters[i].y = std::min(letters[i].y, below);
   std::string out;

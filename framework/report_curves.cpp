@@ -123,8 +123,11 @@ std::string training_section(const std::vector<ReportRun>& runs, const std::vect
     raw.faint = true;
     if (steps.size() >= 50) loss.lines.push_back(raw);
     loss.lines.push_back(line_of(series[i], smoothed(steps, [](const StepLine& s) { return s.loss; })));
-    norm.lines.push_back(line_of(series[i], thinned(
-                                                steps, [](const StepLine& s) { return s.gradient_norm; }, raw_points)));
+    ChartLine peaks = line_of(series[i], thinned(
+                                             steps, [](const StepLine& s) { return s.gradient_norm; }, raw_points));
+    peaks.faint = true;
+    if (steps.size() >= 50) norm.lines.push_back(peaks);
+    norm.lines.push_back(line_of(series[i], smoothed(steps, [](const StepLine& s) { return s.gradient_norm; })));
     rate.lines.push_back(line_of(series[i], thinned(
                                                 steps, [](const StepLine& s) { return s.learning_rate; }, raw_points)));
     ChartLine measured = line_of(series[i], {});

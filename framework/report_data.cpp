@@ -61,7 +61,7 @@ TrainingCurve parse_metrics(const std::string& text) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     const Json json = Json::parse(line, nullptr, false);
     const double step = json.is_object() ? number(json, "step") : nothing;
-    if (!(step >= 0 && step < 1e15)) {
+    if (!std::isfinite(step) || step < 0 || step >= 1e15) {
       ++curve.unreadable;
       continue;
     }

@@ -26,7 +26,7 @@ nav { display: flex; flex-wrap: wrap; gap: 0.2rem 1rem; font-size: 0.9rem; }
 .scroll { overflow-x: auto; max-width: 100%; }
 table { border-collapse: collapse; font-size: 0.85rem; font-variant-numeric: tabular-nums; margin: 0.4rem 0; }
 th, td { padding: 0.25rem 0.6rem; text-align: right; border-bottom: 1px solid var(--rule); white-space: nowrap; }
-thead th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
+thead th { color: var(--soft); font-weight: 600; vertical-align: bottom; white-space: normal; max-width: 9rem; }
 th:first-child, td.t { text-align: left; }
 tbody th { font-weight: 600; text-align: left; white-space: normal; min-width: 8rem; max-width: 17rem; }
 @media (max-width: 600px) { tbody th { max-width: 10rem; } th, td { padding: 0.25rem 0.4rem; } }
