@@ -288,6 +288,7 @@ TEST(ReportPage, ShowsNineRunsApart) {
 }
 
 TEST(ReportPage, TakesBrokenAndEmptyMetrics) {
+  const capstan::testing::WithoutTraps numbers_like_1e999;
   const TestFolder folder;
   const std::string torn = write_run(folder, "torn",
                                      metrics_text(60) +
@@ -496,6 +497,7 @@ TEST(ReportPositions, TapeBeginsAsRope) {
 }
 
 TEST(ReportPositions, MakeASoundPage) {
+  const capstan::testing::WithoutTraps missing_gates_are_nan;
   for (const char* kind : {"rope", "rope+cope", "tape"}) {
     TextPositions text = text_positions(*tests::small_model({kind}), ids_of(128));
     text.model = "a <model>";
