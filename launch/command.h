@@ -29,6 +29,7 @@ Command generate_command();
 Command import_command();
 Command export_command();
 Command inspect_command();
+Command report_command();
 
 /// --memory-report, for commands that compute: run_program prints the report when they are done.
 CommandOption memory_report_option();

@@ -1,0 +1,526 @@
+#include "framework/report_page.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <complex>
+#include <limits>
+#include <regex>
+
+#include "framework/json.h"
+#include "framework/passkey.h"
+#include "framework/perplexity.h"
+#include "framework/report_chart.h"
+#include "framework/report_sections.h"
+#include "framework/token_file.h"
+#include "tests/framework/small_model.h"
+#include "tests/framework/test_folder.h"
+
+namespace capstan::framework {
+namespace {
+
+using capstan::testing::error_of;
+using capstan::testing::expect_parts;
+using capstan::testing::TestFolder;
+
+constexpr double nothing = std::numeric_limits<double>::quiet_NaN();
+
+// ---- is it well formed? ---------------------------------------------------------------------------------------------
+
+/// Tags balanced, attributes quoted and given once, no bare & or < in texts. Empty if so, else what is wrong.
+std::string fault_of(const std::string& page) {
+  std::vector<std::string> open;
+  static const std::regex tag("^<(/?)([A-Za-z][A-Za-z0-9]*)((?: +[A-Za-z_:-]+=\"[^\"<]*\")*) *(/?)>");
+  static const std::regex entity("^&(amp|lt|gt|quot|#39);");
+  static const std::regex attribute(" ([A-Za-z_:-]+)=\"");
+  for (std::size_t at = page.compare(0, 15, "<!DOCTYPE html>") == 0 ? 15 : 0; at < page.size();) {
+    const std::string here = page.substr(at, 60);
+    if (page[at] == '&') {
+      if (!std::regex_search(here, entity)) return "bare & at " + here;
+      ++at;
+    } else if (page[at] != '<') {
+      ++at;
+    } else {
+      const std::string text = page.substr(at, page.find('>', at) - at + 1);
+      // Paths are long, and std::regex recurses: their texts are taken out first.
+      std::string small = text;
+      for (std::size_t quote = small.find("=\""); quote != std::string::npos; quote = small.find("=\"", quote + 2)) {
+        const std::size_t end = small.find('"', quote + 2);
+        if (end == std::string::npos) return "an open quote in " + here;
+        if (small.find('<', quote) < end) return "a < in an attribute of " + here;
+        small.replace(quote + 2, end - quote - 2, "");
+      }
+      std::smatch found;
+      if (!std::regex_search(small, found, tag)) return "not a tag: " + here;
+      std::set<std::string> names;
+      const std::string attributes = found[3];
+      for (std::sregex_iterator i(attributes.begin(), attributes.end(), attribute), end; i != end; ++i)
+        if (!names.insert((*i)[1]).second) return "an attribute twice: " + here;
+      if (found[1] == "/") {
+        if (open.empty() || open.back() != found[2]) return "closed, but not open: " + here;
+        open.pop_back();
+      } else if (found[4] != "/") {
+        open.push_back(found[2]);
+      }
+      at += text.size();
+    }
+  }
+  return open.empty() ? "" : "left open: " + open.back();
+}
+
+/// Whole, alone (no address but SVG's name), and without numbers that are none.
+void expect_sound(const std::string& page) {
+  EXPECT_EQ(fault_of(page), "");
+  std::string rest = page;
+  const std::string name = "http://www.w3.org/2000/svg";
+  for (std::size_t at = 0; (at = rest.find(name, at)) != std::string::npos;) rest.erase(at, name.size());
+  for (const char* no : {"http://", "https://", "<script", "url(", "nan", "=\"-nan", "inf "})
+    EXPECT_EQ(rest.find(no), std::string::npos) << no << ": " << rest.substr(rest.find(no), 80);
+  EXPECT_LT(page.size(), std::size_t(2) << 20);
+}
+
+TEST(ReportChecker, FindsFaults) {
+  EXPECT_EQ(fault_of("<a b=\"c\">d &amp; e<br /></a>"), "");
+  for (const char* bad :
+       {"<a>", "</a>", "<a><b></a></b>", "<a b=c></a>", "a & b", "<a b=\"<\"></a>", "<a b=\"1\" b=\"2\"/>"})
+    EXPECT_NE(fault_of(bad), "") << bad;
+}
+
+// ---- numbers and axes -----------------------------------------------------------------------------------------------
+
+TEST(ReportNumbers, AreForPeople) {
+  EXPECT_EQ(number_text(0), "0");
+  EXPECT_EQ(number_text(12345678), "12,345,678");
+  EXPECT_EQ(number_text(1000), "1,000");
+  EXPECT_EQ(number_text(-1000), "−1,000");
+  EXPECT_EQ(number_text(1.26592), "1.266");
+  EXPECT_EQ(number_text(0.25), "0.2500");
+  EXPECT_EQ(number_text(1.5e-5), "1.5e-05");
+  EXPECT_EQ(number_text(nothing), "–");
+  EXPECT_EQ(number_text(std::numeric_limits<double>::infinity()), "–");
+}
+
+TEST(ReportNumbers, EscapesWhatHtmlReadsOtherwise) {
+  EXPECT_EQ(escaped("<a href=\"x\">&'"), "&lt;a href=&quot;x&quot;&gt;&amp;&#39;");
+  EXPECT_EQ(escaped("é 漢 \x01\xff|"), "é 漢 \xEF\xBF\xBD\xEF\xBF\xBD|");
+}
+
+TEST(ReportTicks, CoverTheDataAtRoundSteps) {
+  std::uint64_t seed = 0;
+  for (int i = 0; i < 2000; ++i) {
+    const double size = std::pow(10, double(tests::random_bits(++seed, 7) % 20) - 10);
+    const double a = (double(tests::random_bits(++seed, 7) % 2001) - 1000) * size;
+    const double b = a + double(tests::random_bits(++seed, 7) % 1000) * size;
+    for (const int wanted : {1, 4, 6}) {
+      const std::vector<double> ticks = nice_ticks(a, b, wanted);
+      ASSERT_GE(ticks.size(), 2u);
+      ASSERT_LE(ticks.size(), std::size_t(2 * wanted + 3));
+      const double step = ticks[1] - ticks[0];
+      ASSERT_LE(ticks.front(), a + 1e-6 * step);
+      ASSERT_GE(ticks.back(), b - 1e-6 * step);
+      const double leading = step / std::pow(10, std::floor(std::log10(step) + 1e-6));
+      ASSERT_LT(std::min({std::abs(leading - 1), std::abs(leading - 2), std::abs(leading - 5)}), 1e-6) << step;
+    }
+  }
+}
+
+TEST(ReportTicks, CoverTheDataOnLogarithms) {
+  for (const double low : {1e-6, 0.3, 1.0, 1.5, 7.0, 512.0})
+    for (const double factor : {1.0, 1.01, 3.0, 40.0, 1e4, 1e9}) {
+      const std::vector<double> ticks = log_ticks(low, low * factor);
+      ASSERT_GE(ticks.size(), 2u);
+      EXPECT_LE(ticks.size(), 14u);
+      EXPECT_LE(ticks.front(), low * (1 + 1e-9));
+      EXPECT_GE(ticks.back(), low * factor * (1 - 1e-9));
+      EXPECT_TRUE(std::is_sorted(ticks.begin(), ticks.end()));
+    }
+}
+
+TEST(ReportWilson, SolvesItsEquation) {
+  // The bounds are the p with (k/n - p)^2 = z^2 p (1 - p) / n.
+  constexpr double z = 1.959963984540054;
+  for (const std::int64_t n : {1, 5, 20, 300})
+    for (std::int64_t k = 0; k <= n; ++k) {
+      const Interval i = wilson_interval(k, n);
+      const double share = double(k) / double(n);
+      EXPECT_LE(i.low, share);
+      EXPECT_GE(i.high, share);
+      for (const double p : {i.low, i.high})
+        if (p > 0 && p < 1) { EXPECT_NEAR((share - p) * (share - p), z * z * p * (1 - p) / double(n), 1e-12); }
+      EXPECT_NEAR(i.low, 1 - wilson_interval(n - k, n).high, 1e-12);
+    }
+  const Interval none = wilson_interval(0, 10);  // z² / (n + z²)
+  EXPECT_EQ(none.low, 0);
+  EXPECT_NEAR(none.high, 0.27753279, 1e-7);
+}
+
+// ---- charts ---------------------------------------------------------------------------------------------------------
+
+TEST(ReportChart, SurvivesEveryKindOfData) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  const std::vector<std::vector<ChartPoint>> kinds = {{},
+                                                      {{1, 2}},
+                                                      {{0, 0}},
+                                                      {{1, nothing}},
+                                                      {{1, infinity}, {2, 1}, {3, -infinity}, {4, 2}},
+                                                      {{1, 5}, {2, 5}, {3, 5}},
+                                                      {{1, 1e-30}, {2, 1e30}},
+                                                      {{1e9, -3}, {1e9 + 1, 3}}};
+  for (const auto& points : kinds)
+    for (const bool log : {false, true}) {
+      LineChart chart{"a <title>", "x & y", "\"z\"", {{"A", "name <b>", 0, points}}, log, log};
+      const std::string text = line_chart(chart);
+      expect_sound(text);
+      expect_parts(text, {"a &lt;title&gt;"});
+      const bool any = std::any_of(points.begin(), points.end(), [&](const ChartPoint& p) {
+        return std::isfinite(p.y) && (!log || (p.x > 0 && p.y > 0));
+      });
+      EXPECT_EQ(text.find("Nothing was measured") == std::string::npos, any);
+      EXPECT_EQ(text.find("<desc>") != std::string::npos, any);
+    }
+}
+
+TEST(ReportChart, PutsPointsWhereTheTicksSay) {
+  LineChart chart{"t", "x", "y", {{"A", "n", 0, {{0, 1}, {10, 3}}}}};
+  // Width 50 to 378, height 212 to 26; y from 1 to 3.
+  expect_parts(line_chart(chart), {"d=\"M50.0 212.0L378.0 26.0\"", ">1.0</text>", ">3.0</text>", ">10</text>"});
+}
+
+TEST(ReportChart, HeatMapsHoldNumbersAndLightnessFalls) {
+  HeatMap map{
+      "title", "row", "column", "", {"r0", "r1"}, {"c0", "c1"}, {0, 0.5, 1, nothing}, {"0/4", "2/4", "4/4", ""}};
+  const std::string text = heat_map(map);
+  expect_sound(text);
+  expect_parts(text, {"0/4", "2/4", "class=\"w\">4/4", "r1", "c1", shade(0), shade(0.5), shade(1)});
+  double before = 256;
+  for (double t = 0; t <= 1; t += 0.05) {
+    const std::string c = shade(t);
+    const auto part = [&](std::size_t at) { return double(std::stoi(c.substr(at, 2), nullptr, 16)); };
+    const double lightness = 0.2126 * part(1) + 0.7152 * part(3) + 0.0722 * part(5);
+    EXPECT_LT(lightness, before);
+    before = lightness;
+  }
+}
+
+// ---- runs -----------------------------------------------------------------------------------------------------------
+
+std::string metrics_text(int steps, double from = 5) {
+  std::string text;
+  for (int s = 1; s <= steps; ++s) {
+    nlohmann::ordered_json line = {{"step", s},
+                                   {"loss", from / std::sqrt(s)},
+                                   {"gradient_norm", 1.0 / s},
+                                   {"learning_rate", 1e-3},
+                                   {"tokens", 512}};
+    if (s % 10 == 0) line["validation_loss"] = from / std::sqrt(s) + 0.1;
+    line["layers"] = {{{"mean_gate", 0.5}, {"horizon", 30.0}, {"saturated", 0.25}}, {{"mean_z", 1.0}, {"max_z", 1.5}}};
+    text += line.dump() + "\n";
+  }
+  return text;
+}
+
+std::string perplexity_text(std::int64_t window, double nll, std::int64_t stride = 0,
+                            const std::string& data = "held.h5", const std::string& model = "runs/a") {
+  const auto self = parallel::make_self_communicator();
+  PerplexityResult result;
+  result.options.window = window;
+  result.options.stride = stride ? stride : window / 2;
+  result.mean_nll = nll;
+  result.perplexity = std::exp(nll);
+  result.counted_tokens = 1000;
+  result.windows = 7;
+  result.bos = "none";
+  result.buckets = {{0, window / 2, 500, nll + 0.1}, {window / 2, window, 500, nll - 0.1}};
+  return perplexity_json(result, model, data, parallel::make_process_grid(*self, 1));
+}
+
+std::string passkey_text() {
+  const auto self = parallel::make_self_communicator();
+  PasskeyResult result;
+  result.tokenizer = "bytes";
+  result.cells = {{512, 0, 1, 4}, {512, 1, 4, 4}, {1024, 0, 0, 4}, {1024, 1, 3, 4}};
+  result.prompts.resize(16);
+  for (auto& prompt : result.prompts) prompt.cell = 0;
+  return passkey_json(result, "runs/a", parallel::make_process_grid(*self, 1));
+}
+
+std::string write_run(const TestFolder& folder, const std::string& name, const std::string& metrics,
+                      const std::string& config = "[position]\nkind = rope+cope\n") {
+  folder.write(name + "/config.cfg", config);
+  if (!metrics.empty()) folder.write(name + "/metrics.jsonl", metrics);
+  return folder / name;
+}
+
+std::string page_of(const std::vector<std::string>& folders) {
+  return report_page({read_runs(folders), {}, "", "capstan report", "build"});
+}
+
+TEST(ReportPage, ShowsOneRun) {
+  const TestFolder folder;
+  const std::string run = write_run(folder, "run <1> & 'co'", metrics_text(200));
+  folder.write("run <1> & 'co'/eval/p1.json", perplexity_text(512, 1.25));
+  folder.write("run <1> & 'co'/eval/deep/p2.json", perplexity_text(1024, 1.5));
+  folder.write("run <1> & 'co'/eval/passkey.json", passkey_text());
+  folder.write("run <1> & 'co'/eval/other.json", "{\"what\": 1}");
+  const std::string page = page_of({run});
+  expect_sound(page);
+  expect_parts(page,
+               {"run &lt;1&gt; &amp; &#39;co&#39;", "200", "102,400", "0.3536", number_text(std::exp(1.25)),
+                number_text(std::exp(1.5)), "1/4", "3/4", "8/16", "CoPE: mean gate", "TAPE: mean |z|",
+                "other.json: of a kind", "One run: nothing to compare", "data:text/csv",
+                fmt::format("{:.1f} to {:.1f} %", 100 * wilson_interval(3, 4).low, 100 * wilson_interval(3, 4).high),
+                "--depths 2 --trials 4 --seed 1"});
+}
+
+TEST(ReportPage, ShowsNineRunsApart) {
+  const TestFolder folder;
+  std::vector<std::string> runs;
+  for (int i = 0; i < 9; ++i) {
+    const std::string name = fmt::format("run{}", i);
+    runs.push_back(
+        write_run(folder, name, metrics_text(100 + i, 4 + i), fmt::format("[train]\nsteps = {}\n", 100 + i)));
+    folder.write(name + "/eval/p.json", perplexity_text(512, 1 + 0.1 * i));
+  }
+  const std::string page = page_of(runs);
+  expect_sound(page);
+  expect_parts(page, {"A  run0", "I  run8", "class=\"l8\"", "train.steps", ">108<"});
+  EXPECT_EQ(page.find(">data.context<"), std::string::npos) << "equal options are no difference";
+}
+
+TEST(ReportPage, TakesBrokenAndEmptyMetrics) {
+  const capstan::testing::WithoutTraps numbers_like_1e999;
+  const TestFolder folder;
+  const std::string torn = write_run(folder, "torn",
+                                     metrics_text(60) +
+                                         "{\"step\": 61, \"loss\": null}\n{\"step\": 62, \"loss\": NaN}\n"
+                                         "{\"step\": 63, \"loss\": 1e999}\n[1]\n{\"step\": 64, \"lo");
+  const std::string empty = write_run(folder, "empty", "\n");
+  const std::string none = write_run(folder, "none", "");
+  const std::string one = write_run(folder, "one", metrics_text(1));
+  const std::string page = page_of({torn, empty, none, one});
+  expect_sound(page);
+  expect_parts(page, {"A: 4 line(s) of metrics.jsonl could not be read", "A: 1 step(s) have no finite loss"});
+  expect_sound(page_of({empty}));
+  expect_parts(page_of({empty}), {"No run has a metrics.jsonl with steps"});
+  expect_sound(page_of({one}));
+}
+
+TEST(ReportPage, OfAStepWrittenTwiceTheLaterLineCounts) {
+  const TrainingCurve curve = parse_metrics(
+      "{\"step\":2,\"loss\":9,\"tokens\":5}\n{\"step\":1,\"loss\":4,\"tokens\":5}\n{\"step\":2,\"loss\":3,\"tokens\":5}"
+      "\n");
+  ASSERT_EQ(curve.steps.size(), 2u);
+  EXPECT_EQ(curve.last_loss(), 3);
+  EXPECT_EQ(curve.tokens(), 10);
+  EXPECT_TRUE(std::isnan(curve.last_validation()));
+}
+
+TEST(ReportPage, StaysSmallWithManySteps) {
+  const TestFolder folder;
+  const std::string run = write_run(folder, "long", metrics_text(20000));
+  const std::string page = page_of({run});
+  expect_sound(page);
+  EXPECT_LT(page.size(), 200000u);
+}
+
+TEST(ReportPage, CsvHasAllDigits) {
+  const TestFolder folder;
+  const std::string run = write_run(folder, "a,b", metrics_text(3));
+  folder.write("a,b/eval/p.json", perplexity_text(512, 1.25));
+  folder.write("a,b/eval/stretched.json", perplexity_text(512, 2, 0, "held.h5", "runs/a with position.factor = 2"));
+  const std::string csv = report_csv(read_runs({run}));
+  EXPECT_EQ(
+      csv,
+      fmt::format("run,position,steps,tokens,last_loss,validation_loss,perplexity_512,passkey_correct,passkey_trials\n"
+                  "\"a,b\",rope+cope,3,1536,{},,{},,\n"
+                  "\"a,b with position.factor = 2\",rope+cope,,,,,{},,\n",
+                  5 / std::sqrt(3), std::exp(1.25), std::exp(2.0)));
+}
+
+// ---- what does not belong together ----------------------------------------------------------------------------------
+
+TEST(ReportRefuses, FoldersThatAreNoRuns) {
+  const TestFolder folder;
+  folder.write("void/readme", "x");
+  expect_parts(error_of(ExitCode::bad_data, [&] { read_run(folder / "void"); }), {"void", "holds nothing of a run"});
+  expect_parts(error_of(ExitCode::io, [&] { read_run(folder / "missing"); }), {"missing", "no such run folder"});
+  const std::string run = write_run(folder, "a", "");
+  expect_parts(error_of(ExitCode::usage, [&] { read_runs({run, run + "/"}); }), {"are one run"});
+  folder.write("a/config.cfg", "[model]\nhiden_size = 3\n");
+  expect_parts(error_of(ExitCode::config, [&] { read_run(run); }), {"config.cfg:2", "model.hidden_size"});
+}
+
+TEST(ReportRefuses, BrokenEvaluations) {
+  const TestFolder folder;
+  const std::string run = write_run(folder, "a", "");
+  for (const char* text : {"{", "{\"window\": 3, \"mean_nll\": \"x\"}", "{\"window\": 1, \"mean_nll\": 2}",
+                           "{\"preset\": null, \"cells\": 3}"}) {
+    folder.write("a/eval/e.json", text);
+    expect_parts(error_of(ExitCode::bad_data, [&] { read_run(run); }), {"e.json"});
+  }
+  std::string more = passkey_text();
+  more.replace(more.find("\"correct\": 1"), 12, "\"correct\": 9");
+  more.replace(more.find("\"correct\": 4"), 12, "\"correct\": 9");
+  folder.write("a/eval/e.json", more);
+  expect_parts(error_of(ExitCode::bad_data, [&] { read_run(run); }), {"e.json", "9 correct of 4"});
+}
+
+TEST(ReportRefuses, TokenizersThatDiffer) {
+  const TestFolder folder;
+  const auto file = [&](const std::string& name, const std::string& tokenizer, const std::string& hash) {
+    TokenFileInfo info;
+    info.vocabulary = 10;
+    info.tokenizer = tokenizer;
+    info.tokenizer_hash = hash;
+    write_token_file(folder / name, {{{1, 2, 3}, 1}}, info);
+    return folder / name;
+  };
+  const auto run = [&](const std::string& name, const std::string& data) {
+    return write_run(folder, name, metrics_text(3), fmt::format("[data]\ntrain = {}\n", data));
+  };
+  const std::string a = run("a", file("a.h5", "bytes", "bytes")),
+                    b = run("b", file("b.h5", "x.model", "0123456789abcdef"));
+  const std::string line = error_of(ExitCode::bad_data, [&] { read_runs({a, b}); });
+  expect_parts(line,
+               {"a has tokenizer bytes", "b has tokenizer.model (0123456789abcdef)", "report on them separately"});
+}
+
+TEST(ReportRefuses, ValidationOfOtherData) {
+  const TestFolder folder;
+  const std::string a = write_run(folder, "a", metrics_text(20), "[data]\nvalidation = one.h5\n");
+  const std::string b = write_run(folder, "b", metrics_text(20), "[data]\nvalidation = two.h5\ncontext = 1024\n");
+  const std::string page = page_of({a, b});
+  expect_sound(page);
+  expect_parts(page, {"a measured on one.h5, b on two.h5", "data.context is 512 in A, 1024 in B"});
+}
+
+TEST(ReportRefuses, PerplexitiesOfOtherConventions) {
+  const TestFolder folder;
+  const std::string a = write_run(folder, "a", ""), b = write_run(folder, "b", "");
+  folder.write("a/eval/p.json", perplexity_text(512, 1));
+  folder.write("b/eval/p.json", perplexity_text(512, 1, 128));
+  std::string page = page_of({a, b});
+  expect_sound(page);
+  expect_parts(page,
+               {"Not drawn: at window 512, A counts 1,000 tokens with stride 256, and B counts 1,000 with stride 128"});
+  EXPECT_EQ(page.find("Perplexity against length"), std::string::npos);
+  folder.write("b/eval/p.json", perplexity_text(512, 1, 0, "other.h5"));
+  page = page_of({a, b});
+  expect_sound(page);
+  expect_parts(page, {"2 sets of conventions, a chart each", "other.h5: convention once"});
+}
+
+// ---- positions of a text --------------------------------------------------------------------------------------------
+
+std::vector<std::int32_t> ids_of(int n) {
+  std::vector<std::int32_t> ids;
+  for (int i = 0; i < n; ++i) ids.push_back(std::int32_t(tests::random_bits(std::uint64_t(i) + 1, 5) % 37));
+  return ids;
+}
+
+TEST(ReportPositions, AreTheSumsThatAttentionCarries) {
+  // Of a table too long to be reached no tile is saturated, and the carry is the sum of all gates of a row, in units of 2^-44.
+  const std::vector<std::int32_t> ids = ids_of(100);
+  for (const char* gate : {"keys", "values", "separate"})
+    for (const bool rotated : {false, true}) {
+      PositionConfig position = tests::tiny_position();
+      position.cope_gate = gate;
+      position.cope_rotated = rotated;
+      position.cope_floor = 0.1;
+      const auto model = tests::small_model({"rope+cope"}, position);
+      const TextPositions text = text_positions(*model, ids);
+      ASSERT_EQ(text.gates.size(), 3u);
+      const auto self = parallel::make_self_communicator();
+      const Batch batch = tests::whole_batch(ids, Device::ref);
+      const Pass pass = model->forward(model->make_ring(*self, 100, 64), batch, 64, Keep::ring);
+      int compared = 0;
+      for (std::size_t layer = 0; layer < 3; ++layer) {
+        const LayerGates& gates = text.gates[layer];
+        EXPECT_EQ(gates.last_position, 8);
+        for (std::int64_t i = 0; i < 100; ++i)
+          for (std::int64_t h = 0; h < 4; ++h) {
+            const double all = gates.at(gates.position, h, i, 0);
+            EXPECT_NEAR(gates.at(gates.position, h, i, i), gates.at(gates.gate, h, i, i), 1e-15);
+            if (i + 1 < 100) { EXPECT_TRUE(std::isnan(gates.at(gates.gate, h, i, i + 1))); }
+            if (i >= 64) continue;  // one tile: it enters with nothing, and is summed
+            const double carried =
+                double((*pass.blocks[layer].ring).carry[0].as<std::int64_t>()[i * 4 + h]) / std::pow(2.0, 44);
+            EXPECT_NEAR(all, carried, 1e-11);
+            ++compared;
+          }
+      }
+      EXPECT_EQ(compared, 3 * 64 * 4);
+      EXPECT_EQ(text.nll.size(), 100u);
+      EXPECT_TRUE(std::isnan(text.nll[0]));
+      for (int t = 0; t + 1 < 100; ++t) EXPECT_NEAR(text.nll[std::size_t(t + 1)], pass.nll.as<double>()[t], 1e-12);
+    }
+}
+
+TEST(ReportPositions, KeepToTheWindowOfHierarchicalCope) {
+  PositionConfig position = tests::tiny_position();
+  position.block_size = 16;
+  position.block_window = 1;
+  const auto model = tests::small_model({"hierarchical_cope"}, position);
+  const TextPositions text = text_positions(*model, ids_of(40));
+  ASSERT_FALSE(text.gates.empty());
+  EXPECT_TRUE(std::isnan(text.gates[0].at(text.gates[0].gate, 0, 20, 15)));
+  EXPECT_TRUE(std::isfinite(text.gates[0].at(text.gates[0].gate, 0, 20, 16)));
+}
+
+TEST(ReportPositions, TapeBeginsAsRope) {
+  const auto model = tests::small_model({"tape"});
+  const TextPositions text = text_positions(*model, ids_of(30));
+  ASSERT_EQ(text.states.size(), 3u);
+  EXPECT_TRUE(text.gates.empty());
+  for (std::size_t t = 0; t < 30; ++t) {
+    EXPECT_NEAR(text.states[0].magnitude[t], 1, 1e-12);
+    EXPECT_NEAR(text.states[0].drift[t], 0, 1e-9);
+    if (t > 0) {  // the first token sees only itself, at angle 0
+      EXPECT_GT(text.states[2].drift[t], 1e-6);
+    }
+  }
+  // Layer 1's state by hand: pass.blocks[1].z against phases.
+  const auto self = parallel::make_self_communicator();
+  const Pass pass =
+      model->forward(model->make_ring(*self, 30, 64), tests::whole_batch(ids_of(30), Device::ref), 64, Keep::inputs);
+  const double* z = pass.blocks[1].z.as<double>();  // [30, 2, 6]
+  const double* first = pass.blocks[0].z.as<double>();
+  double magnitude = 0, drift = 0;
+  for (int at : {0, 1, 2, 6, 7, 8}) {
+    const std::complex<double> now(z[12 * 29 + at], z[12 * 29 + at + 3]),
+        rope(first[12 * 29 + at], first[12 * 29 + at + 3]);
+    magnitude += std::abs(now) / 6;
+    drift += std::abs(std::arg(now / rope)) / 6 * 180 / 3.14159265358979324;
+  }
+  EXPECT_NEAR(text.states[1].magnitude[29], magnitude, 1e-12);
+  EXPECT_NEAR(text.states[1].drift[29], drift, 1e-9);
+}
+
+TEST(ReportPositions, MakeASoundPage) {
+  const capstan::testing::WithoutTraps missing_gates_are_nan;
+  for (const char* kind : {"rope", "rope+cope", "tape"}) {
+    TextPositions text = text_positions(*tests::small_model({kind}), ids_of(128));
+    text.model = "a <model>";
+    text.tokens.assign(128, "<&\">");
+    const std::string section = text_section({text, text, text}, "a & b");
+    expect_sound(section);
+    expect_parts(section, {"a &lt;model&gt;", "&lt;&amp;&quot;&gt;",
+                           std::string(kind) == "rope"   ? "neither gates nor states"
+                           : std::string(kind) == "tape" ? "drift of the state"
+                                                         : "positions seen from"});
+  }
+}
+
+TEST(ReportPositions, NamesTokens) {
+  const auto bytes = make_tokenizer("bytes");
+  const auto ids = report_tokens(*bytes, 256, 258, "a b\né!", 100);
+  EXPECT_EQ(token_names(*bytes, 256, ids).front(), "BOS");
+  EXPECT_EQ(token_names(*bytes, 256, ids)[2], "·");
+  EXPECT_EQ(token_names(*bytes, 256, ids)[4], "⏎");
+  EXPECT_EQ(report_tokens(*bytes, 256, 258, "abc", 2).size(), 2u);
+  expect_parts(error_of(ExitCode::bad_data, [&] { report_tokens(*bytes, -1, 258, "a", 9); }), {"1 token(s)"});
+  expect_parts(error_of(ExitCode::bad_data, [&] { report_tokens(*bytes, -1, 90, "az", 9); }), {"id 97", "0 to 89"});
+}
+
+}  // namespace
+}  // namespace capstan::framework
