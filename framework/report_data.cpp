@@ -189,10 +189,11 @@ std::string data_text(const std::string& path) {
   } catch (const Error&) { return path; }
 }
 
+/// A tokenizer that is no "bytes" goes by its file's hash, whatever the name: so do token files that were made with it.
 std::string tokenizer_of(const Manifest& manifest) {
   if (manifest.header.tokenizer.empty() || manifest.header.tokenizer == "bytes") return manifest.header.tokenizer;
   for (const ManifestFile& file : manifest.files)
-    if (file.name == tokenizer_name) return fmt::format("{} ({})", tokenizer_name, file.xxh3);
+    if (is_tokenizer_file(file.name)) return file.xxh3;
   return "";
 }
 
@@ -202,7 +203,7 @@ std::string tokenizer_of_data(const std::string& files) {
   try {
     const TokenFile file = TokenFile::open(paths.front());
     const TokenFileInfo& info = file.info();
-    return info.tokenizer == "bytes" ? "bytes" : fmt::format("{} ({})", tokenizer_name, info.tokenizer_hash);
+    return info.tokenizer == "bytes" ? "bytes" : info.tokenizer_hash;
   } catch (const Error&) { return ""; }
 }
 
