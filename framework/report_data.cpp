@@ -289,7 +289,8 @@ std::vector<ReportRun> read_runs(const std::vector<std::string>& folders) {
         fail(ExitCode::usage, "{} and {} are one run; name each run once", other.folder, run.folder);
       if (!run.tokenizer.empty() && !other.tokenizer.empty() && run.tokenizer != other.tokenizer)
         fail(ExitCode::bad_data,
-             "{} has tokenizer {}, {} has {}: losses of different tokens do not compare; report on them separately",
+             "{} has tokenizer {}, {} has tokenizer {}: losses of different tokens do not compare; report on them "
+             "separately",
              other.folder, other.tokenizer, run.folder, run.tokenizer);
     }
     runs.push_back(std::move(run));
