@@ -5,7 +5,7 @@
 #include <filesystem>
 
 #include "framework/files.h"
-#include "framework/tokenizer_parts.h"
+#include "framework/tokenizers/tokenizer_parts.h"
 #include "kernels/check.h"
 
 namespace capstan::framework {

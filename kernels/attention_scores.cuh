@@ -110,7 +110,7 @@ struct Path {
   bool summed = false, general = false, flat = true;
 };
 
-/// Of a present sum: where gates are. Bits of block_or: 1 some row has a gate; 2 some row that sees keys is not saturated.
+/// Of a present sum: where gates are. A bit for block_or: some row has one.
 __device__ inline unsigned find_path(Path& path, const Arguments& a, const GatedArguments& g, const Meeting& m,
                                      const QueryTile& t, const Lane& lane) {
   find_gates(path.has, a, g, m, t, lane);

@@ -1,6 +1,6 @@
 // capstan report: runs as one page.
 
-#include "framework/report_page.h"
+#include "framework/report/page.h"
 
 #include <algorithm>
 #include <filesystem>

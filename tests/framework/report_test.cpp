@@ -1,4 +1,4 @@
-#include "framework/report_page.h"
+#include "framework/report/page.h"
 
 #include <gtest/gtest.h>
 
@@ -10,8 +10,8 @@
 #include "framework/json.h"
 #include "framework/passkey.h"
 #include "framework/perplexity.h"
-#include "framework/report_chart.h"
-#include "framework/report_sections.h"
+#include "framework/report/chart.h"
+#include "framework/report/sections.h"
 #include "framework/token_file.h"
 #include "tests/framework/small_model.h"
 #include "tests/framework/test_folder.h"

@@ -2,11 +2,11 @@
 #include <random>
 #include <thread>
 
-#include "framework/bpe.h"
 #include "framework/files.h"
 #include "framework/json.h"
-#include "framework/text_splitter.h"
 #include "framework/tokenizer.h"
+#include "framework/tokenizers/bpe.h"
+#include "framework/tokenizers/text_splitter.h"
 #include "tests/framework/test_folder.h"
 
 namespace capstan::framework {

@@ -123,18 +123,6 @@ TEST(Trainer, FrozenParametersKeepTheirValues) {
   }
 }
 
-/// A new folder that all ranks know.
-std::string shared_folder(parallel::Communicator& world) {
-  static int counter = 0;
-  std::string name;
-  if (world.rank() == 0) {
-    name =
-        (std::filesystem::path(::testing::TempDir()) / fmt::format("capstan-run-{}-{}", getpid(), counter++)).string();
-    std::filesystem::create_directories(name + "/checkpoints");
-  }
-  return world.broadcast(name, 0);
-}
-
 /// Stop and go on against the unbroken run, on the same ranks: weights, moments, losses and samples bit for bit.
 TEST(TrainerResume, SameRanksAreBitExact) {
   for_rank_counts({1, 2, 3, 4}, [&](parallel::Communicator& world) {
@@ -143,26 +131,7 @@ TEST(TrainerResume, SameRanksAreBitExact) {
     recipe.train.precision = "f32";
     recipe.train.tile = 16;
     recipe.optimizer.kind = "adamw";
-    Trainer unbroken(recipe, world);
-    const Trace all = train(unbroken, 8);
-    const std::string run = shared_folder(world);
-    const std::string folder = run + "/checkpoints";
-    {
-      Trainer first(recipe, world);
-      train(first, 5);
-      first.save(folder);
-    }
-    Trainer second(recipe, world);
-    second.load(framework::Checkpoint::open(world.broadcast(framework::newest_checkpoint(run), 0)));
-    EXPECT_EQ(second.step(), 5);
-    const Trace rest = train(second, 3);
-    EXPECT_EQ(rest.losses, std::vector<double>(all.losses.begin() + 5, all.losses.end()));
-    EXPECT_EQ(rest.weights, all.weights);
-    EXPECT_EQ(rest.samples, std::vector<std::string>(all.samples.begin() + 20, all.samples.end()));
-    EXPECT_TRUE(same_bits(second.optimizer().m(), unbroken.optimizer().m()));
-    EXPECT_TRUE(same_bits(second.optimizer().v(), unbroken.optimizer().v()));
-    world.barrier();
-    if (world.rank() == 0) std::filesystem::remove_all(run);
+    expect_resumes_bit_exact(recipe, world, 5, 3);
   });
 }
 
@@ -205,23 +174,7 @@ TEST(TrainerBf16, ValuesAreRoundedMasters) {
 
 TEST(TrainerBf16, ResumesBitExact) {
   for_rank_counts({1, 2, 4}, [&](parallel::Communicator& world) {
-    const Recipe recipe = fast_recipe("tape", "bf16");
-    Trainer unbroken(recipe, world);
-    const Trace all = train(unbroken, 6);
-    const std::string run = shared_folder(world);
-    {
-      Trainer first(recipe, world);
-      train(first, 4);
-      first.save(run + "/checkpoints");
-    }
-    Trainer second(recipe, world);
-    second.load(framework::Checkpoint::open(world.broadcast(framework::newest_checkpoint(run), 0)));
-    const Trace rest = train(second, 2);
-    EXPECT_EQ(rest.losses, std::vector<double>(all.losses.begin() + 4, all.losses.end()));
-    EXPECT_EQ(rest.weights, all.weights);
-    EXPECT_TRUE(same_bits(second.optimizer().values(), unbroken.optimizer().values()));
-    world.barrier();
-    if (world.rank() == 0) std::filesystem::remove_all(run);
+    expect_resumes_bit_exact(fast_recipe("tape", "bf16"), world, 4, 2);
   });
 }
 

@@ -13,8 +13,8 @@
 #include "framework/hf_config.h"
 #include "framework/json.h"
 #include "framework/safetensors.h"
-#include "launch/command.h"
 #include "tests/framework/test_folder.h"
+#include "tests/launch/program.h"
 
 namespace capstan::launch {
 namespace {
@@ -26,22 +26,6 @@ using testing::error_of;
 using testing::expect_parts;
 using testing::slurp;
 using Json = nlohmann::ordered_json;
-
-const std::string stories = std::string(CAPSTAN_SOURCE_DIR) + "/recipes/models/stories260K";
-
-/// Runs a command line on one rank; returns what it printed.
-std::string capstan(const std::vector<std::string>& words) {
-  const auto alone = parallel::make_self_communicator();
-  ::testing::internal::CaptureStdout();
-  try {
-    run_program(commands(), words, *alone);
-  } catch (...) {
-    ::testing::internal::GetCapturedStdout();
-    throw;
-  }
-  std::fflush(stdout);
-  return ::testing::internal::GetCapturedStdout();
-}
 
 void expect_same_tensors(const SafetensorsModel& a, const SafetensorsModel& b) {
   ASSERT_EQ(a.file_of.size(), b.file_of.size());

@@ -4,8 +4,8 @@
 
 #include <filesystem>
 
-#include "launch/command.h"
 #include "tests/framework/test_folder.h"
+#include "tests/launch/program.h"
 
 namespace capstan::launch {
 namespace {
@@ -15,22 +15,6 @@ using testing::error_of;
 using testing::expect_parts;
 using testing::slurp;
 using testing::TestFolder;
-
-const std::string stories = std::string(CAPSTAN_SOURCE_DIR) + "/recipes/models/stories260K";
-
-/// Runs a command line on one rank; returns what it printed.
-std::string capstan(const std::vector<std::string>& words) {
-  const auto alone = parallel::make_self_communicator();
-  ::testing::internal::CaptureStdout();
-  try {
-    run_program(commands(), words, *alone);
-  } catch (...) {
-    ::testing::internal::GetCapturedStdout();
-    throw;
-  }
-  std::fflush(stdout);
-  return ::testing::internal::GetCapturedStdout();
-}
 
 std::string write_run(const TestFolder& folder, const std::string& name) {
   folder.write(name + "/config.cfg", "[position]\nkind = tape\n");

@@ -51,9 +51,10 @@ TEST(SimtRingAttention, EveryScheduleF32) {
   compare_rank_counts(gpu_case(false, 4000, DType::f32), 1e-5);  // never saturated
 }
 
+/// Where a schedule meets the keys in another order, the weights of both walks are rounded at other scales: once each.
 TEST(SimtRingAttention, EveryScheduleBf16) {
-  compare_rank_counts(gpu_case(false, 9, DType::bf16), 1e-2);
-  if (on_a_gpu()) compare_rank_counts(gpu_case(true, 0, DType::bf16), 1e-2);
+  compare_rank_counts(gpu_case(false, 9, DType::bf16), 2 * bf16_floor);
+  if (on_a_gpu()) compare_rank_counts(gpu_case(true, 0, DType::bf16), 2 * bf16_floor);
 }
 
 /// One rank on the GPU errs at most twice as much as one on the cpu, both against f64. (Without gates: where a position is an integer

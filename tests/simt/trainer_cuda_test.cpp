@@ -62,23 +62,7 @@ TEST_F(TrainerOnGpu, MatrixLossesAreThoseOfAnyRanksAndKernels) {
 
 TEST_F(TrainerOnGpu, Bf16ResumesBitExact) {
   const Recipe recipe = recipe_of("rope+cope", "bf16");
-  parallel::run_on_threads(2, [&](parallel::Communicator& world) {
-    Trainer unbroken(recipe, world);
-    const Trace all = train(unbroken, 3);
-    const std::string run = world.broadcast(::testing::TempDir() + fmt::format("capstan-gpu-{}", getpid()), 0);
-    {
-      Trainer first(recipe, world);
-      train(first, 1);
-      first.save(run + "/checkpoints");
-    }
-    Trainer second(recipe, world);
-    second.load(framework::Checkpoint::open(world.broadcast(framework::newest_checkpoint(run), 0)));
-    const Trace rest = train(second, 2);
-    EXPECT_EQ(rest.losses, std::vector<double>(all.losses.begin() + 1, all.losses.end()));
-    EXPECT_EQ(rest.weights, all.weights);
-    world.barrier();
-    if (world.rank() == 0) std::filesystem::remove_all(run);
-  });
+  parallel::run_on_threads(2, [&](parallel::Communicator& world) { expect_resumes_bit_exact(recipe, world, 1, 2); });
 }
 
 /// A rank's world as mpirun would make it: NCCL over a communicator of the host, and a GPU for each rank.

@@ -1,6 +1,7 @@
 #include "tests/support/tiny_training.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -78,6 +79,50 @@ Trace train_alone(const Recipe& recipe, int steps, bool reversed) {
   Trainer trainer(recipe, *self);
   if (reversed) trainer.reverse_micro_batches();
   return train(trainer, steps);
+}
+
+namespace {
+
+/// A new folder of all ranks.
+std::string shared_folder(parallel::Communicator& world) {
+  static int counter = 0;
+  std::string name;
+  if (world.rank() == 0) {
+    name =
+        (std::filesystem::path(::testing::TempDir()) / fmt::format("capstan-run-{}-{}", getpid(), counter++)).string();
+    std::filesystem::create_directories(name + "/checkpoints");
+  }
+  return world.broadcast(name, 0);
+}
+
+template <class T> std::vector<T> from(const std::vector<T>& all, std::size_t begin) {
+  return {all.begin() + std::ptrdiff_t(begin), all.end()};
+}
+
+}  // namespace
+
+void expect_resumes_bit_exact(const Recipe& recipe, parallel::Communicator& world, int steps_before, int steps_after) {
+  Trainer unbroken(recipe, world);
+  const Trace all = train(unbroken, steps_before + steps_after);
+  const std::string run = shared_folder(world);
+  {
+    Trainer first(recipe, world);
+    train(first, steps_before);
+    first.save(run + "/checkpoints");
+  }
+  Trainer second(recipe, world);
+  second.load(framework::Checkpoint::open(world.broadcast(framework::newest_checkpoint(run), 0)));
+  EXPECT_EQ(second.step(), steps_before);
+  const Trace rest = train(second, steps_after);
+  EXPECT_EQ(rest.losses, from(all.losses, std::size_t(steps_before)));
+  EXPECT_EQ(rest.samples, from(all.samples, std::size_t(steps_before * recipe.train.sequences)));
+  EXPECT_EQ(rest.weights, all.weights);
+  const framework::Optimizer &a = second.optimizer(), &b = unbroken.optimizer();
+  EXPECT_EQ(values_of(a.m()), values_of(b.m()));
+  EXPECT_EQ(values_of(a.v()), values_of(b.v()));
+  EXPECT_EQ(values_of(a.values()), values_of(b.values()));
+  world.barrier();
+  if (world.rank() == 0) std::filesystem::remove_all(run);
 }
 
 double distance(const std::vector<double>& a, const std::vector<double>& b) {

@@ -23,6 +23,11 @@ Trace train(framework::Trainer& trainer, int steps);
 /// On one rank. reversed: micro-batches from the last to the first.
 Trace train_alone(const framework::Recipe& recipe, int steps, bool reversed = false);
 
+/// Saved after some steps and gone on with by a new trainer: the unbroken run's losses, samples, weights, moments and masters of the
+/// steps that follow, bit for bit. With AdamW. Called by all ranks.
+void expect_resumes_bit_exact(const framework::Recipe& recipe, parallel::Communicator& world, int steps_before,
+                              int steps_after);
+
 double distance(const std::vector<double>& a, const std::vector<double>& b);  ///< Euclidean
 double norm(const std::vector<double>& a);
 

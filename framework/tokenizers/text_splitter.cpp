@@ -1,4 +1,4 @@
-#include "framework/text_splitter.h"
+#include "framework/tokenizers/text_splitter.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>

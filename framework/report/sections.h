@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "framework/report_chart.h"
-#include "framework/report_page.h"
+#include "framework/report/chart.h"
+#include "framework/report/page.h"
 
 namespace capstan::framework {
 

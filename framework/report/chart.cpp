@@ -1,4 +1,4 @@
-#include "framework/report_chart.h"
+#include "framework/report/chart.h"
 
 #include <algorithm>
 #include <array>

@@ -7,8 +7,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "framework/bpe.h"
-#include "framework/text_splitter.h"
+#include "framework/tokenizers/bpe.h"
+#include "framework/tokenizers/text_splitter.h"
 
 namespace capstan::framework {
 

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "framework/files.h"
-#include "framework/tokenizer_parts.h"
+#include "framework/tokenizers/tokenizer_parts.h"
 #include "kernels/check.h"
 
 // The library writes its errors to stderr as well as returning them. The switch is exported but in no installed header.

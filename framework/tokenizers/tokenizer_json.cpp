@@ -1,4 +1,4 @@
-#include "framework/tokenizer_json.h"
+#include "framework/tokenizers/tokenizer_json.h"
 
 #include <algorithm>
 #include <array>
@@ -8,7 +8,7 @@
 
 #include "framework/files.h"
 #include "framework/json.h"
-#include "framework/tokenizer_parts.h"
+#include "framework/tokenizers/tokenizer_parts.h"
 #include "kernels/check.h"
 
 namespace capstan::framework {

@@ -1,4 +1,4 @@
-#include "framework/report_positions.h"
+#include "framework/report/positions.h"
 
 #include <cmath>
 #include <complex>

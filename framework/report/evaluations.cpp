@@ -7,7 +7,7 @@
 #include <set>
 #include <tuple>
 
-#include "framework/report_sections.h"
+#include "framework/report/sections.h"
 #include "kernels/check.h"
 
 namespace capstan::framework {

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "framework/report_data.h"
-#include "framework/report_positions.h"
+#include "framework/report/data.h"
+#include "framework/report/positions.h"
 
 namespace capstan::framework {
 

@@ -1,11 +1,11 @@
-#include "framework/report_page.h"
+#include "framework/report/page.h"
 
 #include <algorithm>
 #include <cmath>
 #include <map>
 #include <set>
 
-#include "framework/report_sections.h"
+#include "framework/report/sections.h"
 #include "kernels/check.h"
 
 namespace capstan::framework {

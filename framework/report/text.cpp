@@ -5,7 +5,7 @@
 #include <limits>
 #include <set>
 
-#include "framework/report_sections.h"
+#include "framework/report/sections.h"
 #include "kernels/check.h"
 
 namespace capstan::framework {

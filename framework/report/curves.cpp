@@ -5,7 +5,7 @@
 #include <functional>
 #include <limits>
 
-#include "framework/report_sections.h"
+#include "framework/report/sections.h"
 #include "kernels/check.h"
 
 namespace capstan::framework {

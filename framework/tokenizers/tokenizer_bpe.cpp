@@ -9,10 +9,10 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "framework/bpe.h"
 #include "framework/files.h"
-#include "framework/tokenizer_json.h"
-#include "framework/tokenizer_parts.h"
+#include "framework/tokenizers/bpe.h"
+#include "framework/tokenizers/tokenizer_json.h"
+#include "framework/tokenizers/tokenizer_parts.h"
 #include "kernels/check.h"
 
 namespace capstan::framework::tokenizer_parts {

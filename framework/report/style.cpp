@@ -1,4 +1,4 @@
-#include "framework/report_sections.h"
+#include "framework/report/sections.h"
 
 namespace capstan::framework {
 

@@ -1,4 +1,4 @@
-#include "framework/report_data.h"
+#include "framework/report/data.h"
 
 #include <algorithm>
 #include <cmath>

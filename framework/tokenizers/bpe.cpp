@@ -1,4 +1,4 @@
-#include "framework/bpe.h"
+#include "framework/tokenizers/bpe.h"
 
 #include <algorithm>
 #include <cstddef>
