@@ -102,15 +102,18 @@ SampleId Dataset::window(std::int64_t w) const {
 }
 
 std::int64_t Dataset::counted(const SampleId& id) const {
-  if (joined_) return context_;
-  const std::vector<std::int64_t>& offsets = files_[id.file].document_offsets();
+  const TokenFile& file = files_[id.file];
   const std::int64_t begin = id.window * context_, end = begin + context_;
-  // A document that ends at t leaves its last token t - 1 without a target.
-  const auto first = std::upper_bound(offsets.begin(), offsets.end(), begin),
-             last = std::upper_bound(offsets.begin(), offsets.end(), end);
-  std::int64_t ends = 0;  // distinct: an empty document adds no token
-  for (auto it = first; it != last; ++it) ends += it == first || *it != *(it - 1);
-  return context_ - ends;
+  // Targets are the tokens [begin + 1, end].
+  std::vector<std::uint8_t> mask;
+  if (file.info().loss_mask) mask = file.read_loss_mask(begin + 1, end + 1);
+  std::int64_t counted = mask.empty() ? context_ : std::count(mask.begin(), mask.end(), 1);
+  if (joined_) return counted;
+  // A document that begins at t leaves the one before without a target for its last token.
+  const std::vector<std::int64_t>& offsets = file.document_offsets();
+  for (auto it = std::upper_bound(offsets.begin(), offsets.end(), begin); it != offsets.end() && *it <= end; ++it)
+    counted -= mask.empty() || mask[std::size_t(*it - begin - 1)];
+  return counted;
 }
 
 Batch Dataset::read(const std::vector<SampleId>& ids, const parallel::SequenceLayout& layout, int rank,
@@ -131,13 +134,15 @@ Batch Dataset::read(const std::vector<SampleId>& ids, const parallel::SequenceLa
       const parallel::Chunk& chunk = layout.chunks()[c];
       if (chunk.tokens() == 0) continue;
       const std::vector<std::int32_t> tokens = files_[id.file].read(start + chunk.begin, start + chunk.end + 1);
+      const std::vector<std::uint8_t> mask =
+          files_[id.file].read_loss_mask(start + chunk.begin + 1, start + chunk.end + 1);
       std::size_t document = document_of(offsets, start + chunk.begin);
       for (std::int64_t i = 0; i < chunk.tokens(); ++i, ++at) {
         const std::int64_t t = start + chunk.begin + i;
         while (t >= offsets[document + 1]) ++document;
         const bool crosses = t + 1 >= offsets[document + 1];
         out.tokens.as<std::int32_t>()[at] = tokens[i];
-        out.targets.as<std::int32_t>()[at] = !joined_ && crosses ? -1 : tokens[i + 1];
+        out.targets.as<std::int32_t>()[at] = (crosses && !joined_) || !mask[i] ? -1 : tokens[i + 1];
         out.index.as<std::int64_t>()[at] = chunk.begin + i;
         out.position.as<std::int64_t>()[at] = joined_ ? chunk.begin + i : t - std::max(start, offsets[document]);
         out.document.as<std::int64_t>()[at] = joined_ ? 0 : std::int64_t(document);

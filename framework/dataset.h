@@ -6,6 +6,7 @@
 //   joined     no mask; positions run on; targets cross document starts
 //   separate   a token sees its own document only; positions restart at a document's start (and at the window's); the last token
 //              of a document has no target
+// A target that the file's loss mask leaves out does not count either.
 // Epoch e of a file visits its windows in a permutation of (seed, file, e). Several files: sample g goes to the file that is
 // furthest behind its weight.
 
@@ -44,7 +45,7 @@ class Dataset {
   SampleId sample(std::int64_t g);
   /// Window number w over all files, in file order (validation).
   SampleId window(std::int64_t w) const;
-  /// Counted targets of a sample: N's summand, without reading tokens.
+  /// Counted targets of a sample: N's summand, without reading its tokens.
   std::int64_t counted(const SampleId& id) const;
   /// The local shard of these samples as one micro-batch.
   Batch read(const std::vector<SampleId>& ids, const parallel::SequenceLayout& layout, int rank, Device device) const;

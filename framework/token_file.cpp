@@ -11,7 +11,7 @@
 namespace capstan::framework {
 namespace {
 
-constexpr const char* format_name = "capstan-tokens-1";
+constexpr const char *plain_format = "capstan-tokens-1", *masked_format = "capstan-tokens-2";
 constexpr std::int64_t largest_vocabulary = (std::int64_t(1) << 31) - 1;  // an id is an int32
 
 /// The narrowest type that holds every id: uint16 has room for 65,536.
@@ -39,11 +39,12 @@ std::vector<std::int32_t> split_ids(const std::string& text, const std::string& 
 TokenFileInfo read_attributes(const Hdf5File& file) {
   const std::string& path = file.path();
   const std::string format = file.has_attribute("format") ? file.text("format") : "";
-  if (format != format_name) {
-    fail(ExitCode::bad_data, "{}: format '{}', not '{}'; make the file with this version's `capstan prepare`", path,
-         printable(format), format_name);
+  if (format != plain_format && format != masked_format) {
+    fail(ExitCode::bad_data, "{}: format '{}', not '{}' or '{}'; make the file with this version's `capstan prepare`",
+         path, printable(format), plain_format, masked_format);
   }
   TokenFileInfo info;
+  info.loss_mask = format == masked_format;
   info.vocabulary = file.integer("vocabulary");
   if (info.vocabulary < 1 || info.vocabulary > largest_vocabulary) {
     fail(ExitCode::bad_data, "{}: vocabulary {}; allowed are 1 to {}; prepare the file again", path, info.vocabulary,
@@ -87,6 +88,14 @@ struct TokenFile::State {
            begin + (bad - stored.begin()), *bad, info.vocabulary);
     }
     return {stored.begin(), stored.end()};
+  }
+
+  void check_loss_mask() const {
+    const Hdf5Dataset mask = file.dataset("loss_mask");
+    if (mask.type != Hdf5Type::u8 || mask.shape != std::vector<std::int64_t>{info.tokens}) {
+      fail(ExitCode::bad_data, "{}: dataset 'loss_mask' is {} [{}], {} tokens need u8 [{}]; make the file again",
+           file.path(), name_of(mask.type), fmt::join(mask.shape, ", "), info.tokens, info.tokens);
+    }
   }
 
   void check_offsets() const {
@@ -137,6 +146,7 @@ TokenFile TokenFile::open(const std::string& path) {
   state->offsets = file.read<std::int64_t>("documents");
   state->words = file.read<std::int64_t>("words");
   state->check_offsets();
+  if (state->info.loss_mask) state->check_loss_mask();
   state->info.documents = std::int64_t(state->words.size());
   state->info.words = std::accumulate(state->words.begin(), state->words.end(), std::int64_t(0));
   return TokenFile(std::move(state));
@@ -147,6 +157,18 @@ std::vector<std::int32_t> TokenFile::read(std::int64_t begin, std::int64_t end) 
                 end, state_->info.tokens);
   return state_->type == Hdf5Type::u16 ? state_->read_as<std::uint16_t>(begin, end)
                                        : state_->read_as<std::uint32_t>(begin, end);
+}
+
+std::vector<std::uint8_t> TokenFile::read_loss_mask(std::int64_t begin, std::int64_t end) const {
+  CAPSTAN_CHECK(0 <= begin && begin <= end && end <= state_->info.tokens, "{}: [{}, {}) of {} tokens", path(), begin,
+                end, state_->info.tokens);
+  if (!state_->info.loss_mask) return std::vector<std::uint8_t>(std::size_t(end - begin), 1);
+  std::vector<std::uint8_t> mask = state_->file.read_slab<std::uint8_t>("loss_mask", begin, end);
+  const auto bad = std::find_if(mask.begin(), mask.end(), [](std::uint8_t value) { return value > 1; });
+  if (bad != mask.end())
+    fail(ExitCode::bad_data, "{}: loss_mask of token {} is {}; allowed are 0 and 1; make the file again", path(),
+         begin + (bad - mask.begin()), *bad);
+  return mask;
 }
 
 namespace {
@@ -170,8 +192,22 @@ std::vector<Stored> flatten(const std::vector<TokenDocument>& documents, std::in
   return tokens;
 }
 
+/// All documents' masks in one; empty if no document has one.
+std::vector<std::uint8_t> flatten_masks(const std::vector<TokenDocument>& documents) {
+  std::vector<std::uint8_t> mask;
+  if (std::all_of(documents.begin(), documents.end(), [](const auto& document) { return document.loss_mask.empty(); }))
+    return mask;
+  for (const TokenDocument& document : documents) {
+    CAPSTAN_CHECK(document.loss_mask.empty() || document.loss_mask.size() == document.ids.size(),
+                  "a mask of {} for {} ids", document.loss_mask.size(), document.ids.size());
+    if (document.loss_mask.empty()) mask.insert(mask.end(), document.ids.size(), 1);
+    else mask.insert(mask.end(), document.loss_mask.begin(), document.loss_mask.end());
+  }
+  return mask;
+}
+
 void write_attributes(Hdf5File& file, const TokenFileInfo& info, const std::string& checksum) {
-  file.set_text("format", format_name);
+  file.set_text("format", info.loss_mask ? masked_format : plain_format);
   file.set_integer("vocabulary", info.vocabulary);
   file.set_integer("bos", info.bos);
   file.set_text("end", join_ids(info.end));
@@ -186,8 +222,10 @@ template <class T> void add(Hasher& hasher, const std::vector<T>& values) {
 }
 
 template <class Stored>
-void write_as(const std::string& path, const std::vector<TokenDocument>& documents, const TokenFileInfo& info) {
+void write_as(const std::string& path, const std::vector<TokenDocument>& documents, TokenFileInfo info) {
   const std::vector<Stored> tokens = flatten<Stored>(documents, info.vocabulary, path);
+  const std::vector<std::uint8_t> mask = flatten_masks(documents);
+  info.loss_mask = !mask.empty();
   std::vector<std::int64_t> offsets{0}, words;
   for (const TokenDocument& document : documents) {
     if (document.ids.empty())
@@ -199,12 +237,14 @@ void write_as(const std::string& path, const std::vector<TokenDocument>& documen
   add(hasher, tokens);
   add(hasher, offsets);
   add(hasher, words);
+  add(hasher, mask);
   write_atomically(path, [&](const std::string& temporary) {
     Hdf5File file = Hdf5File::create(temporary);
     write_attributes(file, info, hex(hasher.value()));
     file.write("tokens", tokens);
     file.write("documents", offsets);
     file.write("words", words);
+    if (info.loss_mask) file.write("loss_mask", mask);
     file.close();
     verify_token_file(temporary);
   });
@@ -221,13 +261,19 @@ void write_token_file(const std::string& path, const std::vector<TokenDocument>&
 
 namespace {
 
-/// Hashes the tokens as they are stored, piece by piece.
-template <class Stored> void add_tokens(Hasher& hasher, const TokenFile& file) {
+/// Calls f(begin, end) for each piece of the file's tokens.
+template <class F> void for_each_piece(const TokenFile& file, const F& f) {
   constexpr std::int64_t piece = std::int64_t(1) << 20;
-  for (std::int64_t begin = 0; begin < file.info().tokens; begin += piece) {
-    const auto ids = file.read(begin, std::min(begin + piece, file.info().tokens));
+  for (std::int64_t begin = 0; begin < file.info().tokens; begin += piece)
+    f(begin, std::min(begin + piece, file.info().tokens));
+}
+
+/// Hashes the tokens as they are stored.
+template <class Stored> void add_tokens(Hasher& hasher, const TokenFile& file) {
+  for_each_piece(file, [&](std::int64_t begin, std::int64_t end) {
+    const auto ids = file.read(begin, end);
     add(hasher, std::vector<Stored>(ids.begin(), ids.end()));
-  }
+  });
 }
 
 }  // namespace
@@ -239,6 +285,8 @@ std::string verify_token_file(const std::string& path) {
   else add_tokens<std::uint32_t>(hasher, file);
   add(hasher, file.document_offsets());
   add(hasher, file.words());
+  if (file.info().loss_mask)
+    for_each_piece(file, [&](std::int64_t begin, std::int64_t end) { add(hasher, file.read_loss_mask(begin, end)); });
   const std::string found = hex(hasher.value());
   if (found != file.info().checksum) {
     fail(ExitCode::bad_data, "{}: its data has the checksum {}, {} was stored; copy or prepare the file again", path,

@@ -5,8 +5,10 @@
 //               BOS, if any)
 //   /documents  [n + 1] int64, offset of each document; last = N
 //   /words      [n] int64, words between white space of each document's text (for per-word perplexity)
-//   attributes: format = "capstan-tokens-1", vocabulary, bos (-1: none), end ("1,2"), tokenizer (name), tokenizer_hash
-//               (xxh3 of the model file, hex), source (text), checksum (xxh3 over the bytes of tokens, documents, words)
+//   /loss_mask  [N] uint8, only in files of tasks: 1 where the token counts as a target, 0 where it does not
+//   attributes: format = "capstan-tokens-1" ("capstan-tokens-2" with a loss mask), vocabulary, bos (-1: none), end ("1,2"), tokenizer (name), tokenizer_hash
+//               (xxh3 of the model file, hex), source (text), checksum (xxh3 over the bytes of tokens, documents, words,
+//               loss_mask)
 //
 // Every document has at least one token. bos and end tell what the documents carry, not what the tokenizer could add.
 
@@ -22,6 +24,7 @@ struct TokenFileInfo {
   std::int32_t bos = -1;
   std::vector<std::int32_t> end;  ///< ids that end a document
   std::string tokenizer, tokenizer_hash, checksum, source;
+  bool loss_mask = false;  ///< set by the file: some tokens do not count as targets
 };
 
 class TokenFile {
@@ -39,6 +42,8 @@ class TokenFile {
   /// ids of [begin, end); every id is checked against the vocabulary (error: bad_data with file, offset, id).
   /// Thread-safe.
   std::vector<std::int32_t> read(std::int64_t begin, std::int64_t end) const;
+  /// Whether each token of [begin, end) counts as a target; all ones in a file without a loss mask. Thread-safe.
+  std::vector<std::uint8_t> read_loss_mask(std::int64_t begin, std::int64_t end) const;
 
  private:
   struct State;
@@ -49,6 +54,7 @@ class TokenFile {
 struct TokenDocument {
   std::vector<std::int32_t> ids;
   std::int64_t words = 0;
+  std::vector<std::uint8_t> loss_mask = {};  ///< one per id; empty: all count
 };
 
 /// Writes to a temporary name, checks, renames: nothing half-written under `path`. `info` gives vocabulary, bos, end,

@@ -21,6 +21,7 @@ struct Command {
 };
 
 Command prepare_command();
+Command task_command();
 Command train_command();
 Command plan_command();
 Command perplexity_command();

@@ -53,6 +53,52 @@ TEST(TokenFile, ReadsWhatItWrote) {
   }
 }
 
+TEST(TokenFile, KeepsTheLossMask) {
+  const TestFolder folder;
+  const std::string path = folder / "t.h5";
+  std::vector<TokenDocument> documents = two_documents;
+  write_token_file(path, documents, info_of(512));
+  const std::string plain = verify_token_file(path);
+  EXPECT_FALSE(TokenFile::open(path).info().loss_mask);
+  EXPECT_EQ(TokenFile::open(path).read_loss_mask(1, 5), (std::vector<std::uint8_t>{1, 1, 1, 1}));
+
+  documents[0].loss_mask = {0, 1, 0};  // the other has none: all of it counts
+  write_token_file(path, documents, info_of(512));
+  const TokenFile file = TokenFile::open(path);
+  EXPECT_TRUE(file.info().loss_mask);
+  EXPECT_EQ(file.read_loss_mask(0, 5), (std::vector<std::uint8_t>{0, 1, 0, 1, 1}));
+  EXPECT_EQ(file.read_loss_mask(2, 4), (std::vector<std::uint8_t>{0, 1}));
+  EXPECT_TRUE(file.read_loss_mask(5, 5).empty());
+  EXPECT_EQ(verify_token_file(path), file.info().checksum);
+  EXPECT_NE(file.info().checksum, plain);
+  documents[0].loss_mask = {0, 1};
+  error_of(ExitCode::internal, [&] { write_token_file(path, documents, info_of(512)); });
+}
+
+TEST(TokenFile, RefusesALossMaskThatDoesNotFit) {
+  const TestFolder folder;
+  const std::string path = folder / "t.h5";
+  const auto write = [&](std::vector<std::uint8_t> mask) {
+    Hdf5File file = Hdf5File::create(path);
+    file.set_text("format", "capstan-tokens-2");
+    file.set_integer("vocabulary", 512);
+    file.set_integer("bos", 1);
+    for (const char* name : {"end", "tokenizer", "tokenizer_hash", "source", "checksum"}) file.set_text(name, "");
+    file.write("tokens", std::vector<std::uint16_t>{1, 7, 8});
+    file.write("documents", std::vector<std::int64_t>{0, 3});
+    file.write("words", std::vector<std::int64_t>{1});
+    if (!mask.empty()) file.write("loss_mask", mask);
+    file.close();
+  };
+  write({1, 0});
+  expect_parts(error_of(ExitCode::bad_data, [&] { TokenFile::open(path); }), {path, "loss_mask", "2", "3 tokens"});
+  write({});
+  expect_parts(error_of(ExitCode::bad_data, [&] { TokenFile::open(path); }), {path, "loss_mask"});
+  write({1, 2, 0});
+  expect_parts(error_of(ExitCode::bad_data, [&] { TokenFile::open(path).read_loss_mask(0, 3); }),
+               {path, "token 1", "is 2"});
+}
+
 TEST(TokenFile, SameContentGivesSameChecksum) {
   const TestFolder folder;
   write_token_file(folder / "a.h5", two_documents, info_of(512));
@@ -112,7 +158,7 @@ template <class Change> std::string refusal(Change&& change) {
 TEST(TokenFile, RefusesInconsistentFiles) {
   const TestFolder folder;
   EXPECT_EQ(TokenFile::open(Foreign().write(folder)).read(0, 2), (std::vector<std::int32_t>{1, 7}));
-  expect_parts(refusal([](Foreign& f) { f.format = "capstan-tokens-2"; }), {"capstan-tokens-2", "capstan-tokens-1"});
+  expect_parts(refusal([](Foreign& f) { f.format = "capstan-tokens-3"; }), {"capstan-tokens-3", "capstan-tokens-1"});
   expect_parts(refusal([](Foreign& f) { f.vocabulary = 0; }), {"vocabulary 0"});
   expect_parts(refusal([](Foreign& f) { f.vocabulary = 70000; }), {"'tokens' is u16", "of u32"});
   expect_parts(refusal([](Foreign& f) { f.vocabulary = std::int64_t(1) << 40; }), {"1099511627776"});
