@@ -148,6 +148,9 @@ void declare(Table& t, DataConfig& d) {
   t.integer("context", d.context, 1, longest, "tokens", "Length of a training sequence.");
   t.choice("documents", d.documents, {"separate", "joined"},
            "separate: attention and positions stay within a document; joined: one stream of text.");
+  t.choice("mix", d.mix, {"sequences", "steps"},
+           "Several files: each sequence comes from one of them by its weight; or all of a step's, so that a file in "
+           "which few tokens count has its share of the steps.");
   t.integer("seed", d.seed, 0, largest_seed, "", "Seed of the order of the samples.");
 }
 

@@ -75,6 +75,7 @@ struct DataConfig {
   std::string tokenizer;               ///< that made them: as make_tokenizer takes it; empty: what the model has
   std::int64_t context = 512;          ///< S, tokens per sequence
   std::string documents = "separate";  ///< separate, joined
+  std::string mix = "sequences";       ///< what goes to one file at a time: sequences, or whole steps
   std::int64_t seed = 1;               ///< order of the samples
 };
 

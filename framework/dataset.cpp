@@ -37,8 +37,9 @@ std::int64_t permuted(std::int64_t at, std::int64_t size, std::uint64_t seed, st
 }
 
 Dataset::Dataset(const std::vector<std::string>& paths, const std::vector<double>& weights, std::int64_t context,
-                 bool joined, std::int64_t seed)
-    : weights_(weights), context_(context), joined_(joined), seed_(std::uint64_t(seed)), taken_(paths.size(), 0) {
+                 bool joined, std::int64_t seed, std::int64_t run)
+    : weights_(weights), context_(context), joined_(joined), seed_(std::uint64_t(seed)), run_(run),
+      taken_(paths.size(), 0) {
   CAPSTAN_CHECK(!paths.empty() && (weights.empty() || weights.size() == paths.size()), "{} files, {} weights",
                 paths.size(), weights.size());
   for (const std::string& path : paths) {
@@ -76,7 +77,8 @@ std::int64_t Dataset::windows() const {
 }
 
 SampleId Dataset::sample(std::int64_t g) {
-  if (g < next_) {
+  const std::int64_t run = g / run_;
+  if (run < next_) {
     next_ = 0;
     std::fill(taken_.begin(), taken_.end(), 0);
   }
@@ -86,10 +88,10 @@ SampleId Dataset::sample(std::int64_t g) {
       const auto behind = [&](std::size_t i) { return weights_[i] * double(next_ + 1) - double(taken_[i]); };
       if (behind(f) > behind(furthest)) furthest = f;
     }
-    if (next_ == g) {
-      const std::int64_t size = windows_of(int(furthest)), epoch = taken_[furthest] / size;
+    if (next_ == run) {
+      const std::int64_t at = taken_[furthest] * run_ + g % run_, size = windows_of(int(furthest)), epoch = at / size;
       const std::uint64_t stream = stream_of(fmt::format("order/{}/{}", furthest, epoch));
-      return {int(furthest), permuted(taken_[furthest] % size, size, seed_, stream)};
+      return {int(furthest), permuted(at % size, size, seed_, stream)};
     }
     ++taken_[furthest];
   }

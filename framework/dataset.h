@@ -7,8 +7,8 @@
 //   separate   a token sees its own document only; positions restart at a document's start (and at the window's); the last token
 //              of a document has no target
 // A target that the file's loss mask leaves out does not count either.
-// Epoch e of a file visits its windows in a permutation of (seed, file, e). Several files: sample g goes to the file that is
-// furthest behind its weight.
+// Epoch e of a file visits its windows in a permutation of (seed, file, e). Several files: each run of samples (one sample, or
+// those of a step) goes to the file that is furthest behind its weight.
 
 #include <memory>
 #include <string>
@@ -32,9 +32,10 @@ std::int64_t permuted(std::int64_t at, std::int64_t size, std::uint64_t seed, st
 
 class Dataset {
  public:
-  /// Errors: config (weights), bad_data (too few tokens: both numbers; vocabulary).
+  /// run: samples in a row that come from one file. Errors: config (weights), bad_data (too few tokens: both numbers;
+  /// vocabulary).
   Dataset(const std::vector<std::string>& paths, const std::vector<double>& weights, std::int64_t context, bool joined,
-          std::int64_t seed);
+          std::int64_t seed, std::int64_t run = 1);
 
   std::int64_t vocabulary() const;
   std::int64_t tokens() const;   ///< of all files
@@ -58,8 +59,9 @@ class Dataset {
   std::int64_t context_;
   bool joined_;
   std::uint64_t seed_;
-  std::int64_t next_ = 0;            // sample that taken_ belongs to
-  std::vector<std::int64_t> taken_;  // samples so far, per file
+  std::int64_t run_;
+  std::int64_t next_ = 0;            // run that taken_ belongs to
+  std::vector<std::int64_t> taken_;  // runs so far, per file
 };
 
 }  // namespace capstan::framework

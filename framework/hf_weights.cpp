@@ -199,16 +199,19 @@ std::vector<float> exported_values(const Checkpoint& checkpoint, const Checkpoin
                        model.lora_alpha / double(model.lora_rank));
 }
 
-/// All tensors, each in the type that `dtype_of` gives; nothing if one cannot be exact.
+/// All tensors, each in the type that is wanted, after rounding to bf16 if that is asked; nothing if one cannot be exact.
 std::optional<std::vector<SafetensorToWrite>> tensors_as(const Checkpoint& checkpoint,
-                                                         const std::vector<SourceTensor>& wanted) {
+                                                         const std::vector<SourceTensor>& wanted, bool rounded) {
   std::vector<SafetensorToWrite> result;
   for (const SourceTensor& want : wanted) {
     const Checkpoint::TensorInfo* tensor = find_tensor(checkpoint, want.name);
     if (!tensor && want.name == output_name)
       tensor = find_tensor(checkpoint, embedding_name);  // the source repeated the tied matrix
     CAPSTAN_CHECK(tensor, "{}: no tensor {}", checkpoint.folder(), want.name);
-    auto bytes = encoded(exported_values(checkpoint, *tensor), want.dtype);
+    std::vector<float> values = exported_values(checkpoint, *tensor);
+    if (rounded)
+      for (float& value : values) value = kernels::to_float(kernels::to_bfloat16(value));
+    auto bytes = encoded(values, want.dtype);
     if (!bytes) return std::nullopt;
     result.push_back({want.name, want.dtype, tensor->shape, std::move(*bytes)});
   }
@@ -217,7 +220,7 @@ std::optional<std::vector<SafetensorToWrite>> tensors_as(const Checkpoint& check
 
 }  // namespace
 
-std::vector<SafetensorToWrite> hf_tensors(const Checkpoint& checkpoint) {
+std::vector<SafetensorToWrite> hf_tensors(const Checkpoint& checkpoint, const std::string& type) {
   std::vector<SourceTensor> wanted = checkpoint.extras().source;
   std::set<std::string> covered;
   for (const SourceTensor& one : wanted) covered.insert(one.name);
@@ -226,9 +229,11 @@ std::vector<SafetensorToWrite> hf_tensors(const Checkpoint& checkpoint) {
     if (covered.count(tensor.name) == 0 && !is_of_adapter(tensor.name)) rest.push_back({tensor.name, "F32"});
   std::sort(rest.begin(), rest.end(), [](const SourceTensor& a, const SourceTensor& b) { return a.name < b.name; });
   wanted.insert(wanted.end(), rest.begin(), rest.end());
-  if (auto tensors = tensors_as(checkpoint, wanted)) return std::move(*tensors);
-  for (SourceTensor& one : wanted) one.dtype = "F32";
-  return std::move(*tensors_as(checkpoint, wanted));
+  const bool rounded = type == "bf16";
+  if (type == "auto")
+    if (auto tensors = tensors_as(checkpoint, wanted, false)) return std::move(*tensors);
+  for (SourceTensor& one : wanted) one.dtype = rounded ? "BF16" : "F32";
+  return std::move(*tensors_as(checkpoint, wanted, rounded));
 }
 
 }  // namespace capstan::framework

@@ -30,7 +30,7 @@ ImportedWeights load_hf_weights(Parameters& parameters, const SafetensorsModel& 
 
 /// All of a checkpoint's values as tensors of a file, in the source's order (else by name). Their type is F32, or the
 /// source's own if every value is exact in it: so what was imported and not trained comes out byte for byte. Adapters are
-/// merged into their weights.
-std::vector<SafetensorToWrite> hf_tensors(const Checkpoint& checkpoint);
+/// merged into their weights. `type`: "auto", as above; "f32"; "bf16", every value rounded to the nearest (ties to even).
+std::vector<SafetensorToWrite> hf_tensors(const Checkpoint& checkpoint, const std::string& type = "auto");
 
 }  // namespace capstan::framework

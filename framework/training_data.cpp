@@ -12,8 +12,9 @@ std::vector<double> numbers(const std::string& list) {
   return out;
 }
 
-Dataset open_files(const DataConfig& data, const std::vector<std::string>& paths, const std::vector<double>& weights) {
-  return Dataset(paths, weights, data.context, data.documents == "joined", data.seed);
+Dataset open_files(const DataConfig& data, const std::vector<std::string>& paths, const std::vector<double>& weights,
+                   std::int64_t run) {
+  return Dataset(paths, weights, data.context, data.documents == "joined", data.seed, run);
 }
 
 void check_vocabulary(const Dataset& data, std::int64_t vocabulary) {
@@ -52,8 +53,9 @@ TrainingData open_training_data(Recipe& recipe) {
   const std::vector<std::string> paths = split_list(recipe.data.train);
   if (paths.empty())
     fail(ExitCode::config, "data.train is empty: name one or more token files (capstan prepare makes them)");
-  TrainingData data{open_files(recipe.data, paths, numbers(recipe.data.weights)), {}};
-  if (!recipe.data.validation.empty()) data.validation = open_files(recipe.data, {recipe.data.validation}, {});
+  const std::int64_t run = recipe.data.mix == "steps" ? recipe.train.sequences : 1;
+  TrainingData data{open_files(recipe.data, paths, numbers(recipe.data.weights), run), {}};
+  if (!recipe.data.validation.empty()) data.validation = open_files(recipe.data, {recipe.data.validation}, {}, 1);
   if (data.train.windows() < recipe.train.sequences)
     fail(
         ExitCode::bad_data,

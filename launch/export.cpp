@@ -105,7 +105,7 @@ ExitCode run_export(const Arguments& arguments, parallel::Communicator& world) {
   const std::string& output = arguments.text("output");
   check_output(output);
   const Checkpoint checkpoint = Checkpoint::open(framework::resolve_model_folder(arguments.positional("MODEL")));
-  const std::vector<framework::SafetensorToWrite> tensors = framework::hf_tensors(checkpoint);
+  const std::vector<framework::SafetensorToWrite> tensors = framework::hf_tensors(checkpoint, arguments.text("type"));
   std::string dtype = "F32";
   std::int64_t bytes = 0;
   for (const auto& tensor : tensors) {
@@ -156,7 +156,12 @@ Command export_command() {
   command.syntax.positionals = {
       {"MODEL", "model folder, checkpoint, or run folder (its newest checkpoint)", true, false}};
   command.syntax.options = {
-      CommandOption::text("output", "", "HF_DIR", "Folder to write. An earlier export there is replaced.").needed()};
+      CommandOption::text("output", "", "HF_DIR", "Folder to write. An earlier export there is replaced.").needed(),
+      CommandOption::choice(
+          "type", "auto", {"auto", "f32", "bf16"},
+          "Of the tensors. auto: f32, or what was imported if it still holds every value; bf16: rounded "
+          "to the nearest."),
+  };
   command.run = run_export;
   return command;
 }

@@ -71,6 +71,27 @@ TEST(Dataset, WeightsDecideTheShares) {
   EXPECT_EQ(first, 300);
 }
 
+TEST(Dataset, RunsOfSamplesComeFromOneFile) {
+  capstan::testing::TestFolder folder;
+  const std::string a = write_tokens(folder, "a.h5", {200}), b = write_tokens(folder, "b.h5", {500});
+  constexpr std::int64_t run = 8, runs = 40;
+  Dataset data({a, b}, {3, 1}, 10, true, 5, run);
+  std::vector<std::int64_t> windows[2];
+  std::int64_t first = 0;
+  for (std::int64_t g = 0; g < run * runs; ++g) {
+    const SampleId id = data.sample(g);
+    EXPECT_EQ(id.file, data.sample(g - g % run).file);
+    first += id.file == 0;
+    windows[id.file].push_back(id.window);
+  }
+  EXPECT_EQ(first, run * runs * 3 / 4);
+  for (const int file : {0, 1}) {  // whole epochs, as without runs
+    const std::size_t size = file == 0 ? 19 : 49;
+    for (std::size_t at = 0; at + size <= windows[file].size(); at += size)
+      EXPECT_EQ(std::set<std::int64_t>(windows[file].begin() + at, windows[file].begin() + at + size).size(), size);
+  }
+}
+
 /// Shards of any ranks, put together, are the window; targets, positions, documents and N by brute force.
 TEST(Dataset, ShardsCoverTheWindowForEveryRankCount) {
   capstan::testing::TestFolder folder;

@@ -162,6 +162,17 @@ TEST(ImportExport, KeepsHalfPrecisionWhileTheValuesAreUnchanged) {
     for (const auto& [name, info] : file.header().tensors) EXPECT_EQ(info.dtype, "F32") << name;
     EXPECT_EQ(file.as_f32("model.norm.weight")[3], 0.1f);
     EXPECT_EQ(Json::parse(slurp(folder / "hf3/config.json"))["torch_dtype"], "float32");
+
+    // Half of the file is asked for: rounded to the nearest, and an import of it is exact again.
+    capstan({"export", folder / "trained", "--output", folder / "rounded", "--type", "bf16"});
+    const auto rounded = framework::SafetensorsFile::open(folder / "rounded/model.safetensors");
+    for (const auto& [name, info] : rounded.header().tensors) EXPECT_EQ(info.dtype, "BF16") << name;
+    EXPECT_EQ(rounded.as_f32("model.norm.weight")[3], 0.10009765625f);  // 0x3dcd, the nearest to 0.1
+    EXPECT_EQ(Json::parse(slurp(folder / "rounded/config.json"))["torch_dtype"], "bfloat16");
+    capstan({"import", folder / "rounded", "--output", folder / "again"});
+    capstan({"export", folder / "again", "--output", folder / "hf4"});
+    expect_same_tensors(framework::open_safetensors_model(folder / "rounded"),
+                        framework::open_safetensors_model(folder / "hf4"));
   }
 }
 

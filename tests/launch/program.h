@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,8 @@
 namespace capstan::launch {
 
 /// A small trained model that the project ships.
-inline const std::string stories = std::string(CAPSTAN_SOURCE_DIR) + "/recipes/models/stories260K";
+inline const std::string stories =
+    (std::filesystem::path(__FILE__).parent_path().parent_path().parent_path() / "recipes/models/stories260K").string();
 
 /// Runs a command line on one rank; returns what it printed.
 inline std::string capstan(const std::vector<std::string>& words) {
