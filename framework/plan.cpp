@@ -12,11 +12,22 @@ namespace {
 
 /// Elements per token that one layer holds, by what they are for.
 struct PerToken {
-  std::int64_t input = 0;     // x and, with a state, z
+  std::int64_t input = 0;     // x
+  std::int64_t state = 0;     // z; wide, as the next
   std::int64_t ring = 0;      // O, LSE
   std::int64_t local = 0;     // all else that backward reads
   std::int64_t integers = 0;  // i64: carried gate sums, offsets
 };
+
+/// Bytes of an element of weights and activations, and of sums, gradients and the optimizer's values (wide).
+struct ElementBytes {
+  std::int64_t narrow, wide;
+};
+
+ElementBytes element_bytes(const Recipe& r) {
+  const kernels::DType type = type_of_precision(r.train.precision);
+  return {kernels::size_of(type), kernels::size_of(kernels::wide(type))};
+}
 
 /// Elements per token of what prepare makes.
 std::int64_t prepared_elements(const parallel::RingInputs& in) {
@@ -32,7 +43,8 @@ PerToken per_token(const Recipe& r, const Encoding& encoding) {
                      k = r.model.kv_heads * r.model.head_size;
   const Claims claims = encoding.claims();
   PerToken out;
-  out.input = c + (claims.state ? k : 0);
+  out.input = c;
+  out.state = claims.state ? k : 0;
   out.ring = q * (claims.state ? 2 : 1) + r.model.heads;
   Recipe one = r;
   one.train.micro_batch = 1;
@@ -49,19 +61,21 @@ PerToken per_token(const Recipe& r, const Encoding& encoding) {
   return out;
 }
 
-void add_activations(Plan& plan, const Recipe& r, std::int64_t element, std::int64_t tokens, const Encoding& encoding) {
+void add_activations(Plan& plan, const Recipe& r, std::int64_t tokens, const Encoding& encoding) {
   const PerToken per = per_token(r, encoding);
-  const std::int64_t layers = r.model.layers, ring = per.ring * element + per.integers * 8;
+  const auto [narrow, wide] = element_bytes(r);
+  const std::int64_t layers = r.model.layers, input = per.input * narrow + per.state * wide,
+                     ring = per.ring * wide + per.integers * 8;
   const auto add = [&](const std::string& name, std::int64_t bytes, const std::string& how) {
     plan.memory.push_back({name, bytes, how});
   };
-  add("block inputs", layers * tokens * per.input * element,
-      fmt::format("{} layers x {} tokens x {} numbers", layers, tokens, per.input));
+  add("block inputs", layers * tokens * input,
+      fmt::format("{} layers x {} tokens x {} numbers", layers, tokens, per.input + per.state));
   if (r.train.recompute != "block_full")
     add("attention results", layers * tokens * ring, "O, LSE and carried sums of every layer");
   if (r.train.recompute == "none")
-    add("layer values", layers * tokens * per.local * element, "what recompute would compute again");
-  add("working set", tokens * (2 * per.local * element + 2 * ring + 4 * per.input * element),
+    add("layer values", layers * tokens * per.local * narrow, "what recompute would compute again");
+  add("working set", tokens * (2 * per.local * narrow + 2 * ring + 4 * input),
       "one layer's values and their gradients");
 }
 
@@ -140,8 +154,8 @@ Plan make_plan(const Recipe& r, int ranks) {
   plan.backward_slots = std::int64_t(schedule.backward[0].size());
   for (int rank = 0; rank < plan.ring; ++rank) plan.local_tokens.push_back(layout.local_tokens(rank));
 
-  const kernels::DType type = r.train.precision == "f64" ? kernels::DType::f64 : kernels::DType::f32;
-  const std::int64_t element = kernels::size_of(type), batch = r.train.micro_batch;
+  const auto [narrow, wide] = element_bytes(r);
+  const std::int64_t batch = r.train.micro_batch;
   parallel::RingBytes largest;
   for (int layer = 0; layer < r.model.layers; ++layer)
     for (int rank = 0; rank < plan.ring; ++rank) {
@@ -163,15 +177,16 @@ Plan make_plan(const Recipe& r, int ranks) {
   const auto add = [&](const std::string& name, std::int64_t bytes, const std::string& how) {
     plan.memory.push_back({name, bytes, how});
   };
-  add("parameters", plan.parameters * element, fmt::format("{} x {} B", plan.parameters, element));
-  add("gradients", plan.trainable * element, fmt::format("{} trained", plan.trainable));
-  add("optimizer", (r.optimizer.kind == "adamw" ? 3 : 1) * shard * element,
-      fmt::format("moments and gradient of 1/{} of them (ZeRO-1)", ranks));
-  add_activations(plan, r, element, tokens, model.encoding());
+  add("parameters", plan.parameters * narrow, fmt::format("{} x {} B", plan.parameters, narrow));
+  add("gradients", plan.trainable * wide, fmt::format("{} trained", plan.trainable));
+  const bool adamw = r.optimizer.kind == "adamw", masters = narrow < wide;
+  add("optimizer", ((adamw ? 2 : 0) + (ranks > 1 ? 1 : 0) + (masters ? 1 : 0)) * shard * wide,
+      fmt::format("moments, gradient{} of 1/{} of them (ZeRO-1)", masters ? ", f32 masters" : "", ranks));
+  add_activations(plan, r, tokens, model.encoding());
   add("ring buffers", 3 * largest.keys + 3 * largest.gradients, "key chunks in hand and arriving, their gradients");
   add("logits", kernels::cross_entropy_bytes(tokens, r.model.hidden_size, r.model.vocabulary),
       "of blocks of rows and words, partial sums of their gradient");
-  plan.checkpoint_bytes = plan.parameters * element + (r.optimizer.kind == "adamw" ? 2 * plan.trainable * element : 0);
+  plan.checkpoint_bytes = plan.parameters * wide + (adamw ? 2 * plan.trainable * wide : 0);
   plan.tokens_per_step = r.train.sequences * r.data.context;
   plan.total_tokens = plan.tokens_per_step * r.train.steps;
   return plan;

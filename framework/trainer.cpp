@@ -78,8 +78,8 @@ template <class Body> void on_rank_0(parallel::Communicator& world, Body&& body)
 
 }  // namespace
 
-Recipe read_training_recipe(const std::string& path,
-                            const std::vector<std::pair<std::string, std::string>>& overrides) {
+Recipe read_training_recipe(const std::string& path, const std::vector<std::pair<std::string, std::string>>& overrides,
+                            const ModelShape* shape) {
   const auto read_over = [&](Recipe& recipe) {
     read_recipe(recipe, path);
     for (const Option& option : options(recipe))
@@ -88,8 +88,14 @@ Recipe read_training_recipe(const std::string& path,
   };
   Recipe recipe;
   read_over(recipe);
-  if (!recipe.model.from.empty()) {
-    const CheckpointHeader start = Checkpoint::open(resolve_model_folder(recipe.model.from)).header();
+  if (shape || !recipe.model.from.empty()) {
+    ModelShape start;
+    if (shape) {
+      start = *shape;
+    } else {
+      const Checkpoint checkpoint = Checkpoint::open(resolve_model_folder(recipe.model.from));
+      start = {checkpoint.header().model, checkpoint.header().position};
+    }
     Recipe on_top;
     on_top.model = start.model;
     on_top.position = start.position;

@@ -16,9 +16,16 @@
 
 namespace capstan::framework {
 
+/// A model's shape and position encoding.
+struct ModelShape {
+  ModelConfig model;
+  PositionConfig position;
+};
+
 /// Reads a recipe for training: file, then overrides ("section.key", value) in order. If model.from names a model, that model's
-/// shape and position are the defaults under both.
-Recipe read_training_recipe(const std::string& path, const std::vector<std::pair<std::string, std::string>>& overrides);
+/// shape and position are the defaults under both; `shape`, if given, stands for it, and model.from is not opened.
+Recipe read_training_recipe(const std::string& path, const std::vector<std::pair<std::string, std::string>>& overrides,
+                            const ModelShape* shape = nullptr);
 
 struct StepResult {
   double loss = 0;  ///< mean over the step's counted tokens

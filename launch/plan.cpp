@@ -2,6 +2,7 @@
 
 #include <cstdio>
 
+#include "framework/hf_config.h"
 #include "framework/plan.h"
 #include "framework/trainer.h"
 #include "framework/training_data.h"
@@ -11,14 +12,27 @@ namespace capstan::launch {
 
 namespace {
 
-/// All files that training would read, with its checks; what the recipe leaves to them is filled in.
-void resolve_from_files(framework::Recipe& recipe) {
+/// The recipe for the model that a Hugging Face config.json describes: no weights and no data are read.
+framework::Recipe recipe_of_shape(const Arguments& arguments, const std::string& config) {
+  const framework::HfConfig start = framework::read_hf_config(config);
+  const framework::ModelShape shape{start.model, start.position};
+  framework::Recipe recipe =
+      framework::read_training_recipe(arguments.positional("RECIPE"), arguments.recipe_options(), &shape);
+  framework::resolve_sizes(recipe.model, recipe.position);
+  return recipe;
+}
+
+/// The recipe with all files that training would read, with its checks; what it leaves to them is filled in.
+framework::Recipe recipe_with_files(const Arguments& arguments) {
+  framework::Recipe recipe =
+      framework::read_training_recipe(arguments.positional("RECIPE"), arguments.recipe_options());
   const framework::TrainingData data = framework::open_training_data(recipe);
   framework::resolve_sizes(recipe.model, recipe.position);
   std::optional<framework::Checkpoint> start;
   if (!recipe.model.from.empty())
     start.emplace(framework::Checkpoint::open(framework::resolve_model_folder(recipe.model.from)));
   framework::text_conventions(recipe, data, start ? &*start : nullptr);
+  return recipe;
 }
 
 }  // namespace
@@ -28,12 +42,14 @@ Command plan_command() {
   command.syntax = {"plan",
                     "Checks a recipe without running it: layout, memory by name, bytes per hop.",
                     {{"RECIPE", "recipe file (recipes/*.cfg)"}},
-                    {CommandOption::integer("ranks", 1, 1, 1 << 20, "ranks", "ranks to plan for")},
+                    {CommandOption::integer("ranks", 1, 1, 1 << 20, "ranks", "ranks to plan for"),
+                     CommandOption::text("config", "", "FILE",
+                                         "Hugging Face config.json of the model to start from: plans for its shape, "
+                                         "without weights and without data.")},
                     recipe_sections()};
   command.run = [](const Arguments& arguments, parallel::Communicator& world) {
-    framework::Recipe recipe =
-        framework::read_training_recipe(arguments.positional("RECIPE"), arguments.recipe_options());
-    resolve_from_files(recipe);
+    const std::string config = arguments.text("config");
+    const framework::Recipe recipe = config.empty() ? recipe_with_files(arguments) : recipe_of_shape(arguments, config);
     const framework::Plan plan = framework::make_plan(recipe, int(arguments.integer("ranks")));
     if (world.rank() == 0) std::fputs(framework::text_of(plan, recipe).c_str(), stdout);
     return ExitCode::done;

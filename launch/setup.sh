@@ -57,6 +57,37 @@ gpu_architectures() {  # of the GPUs of this machine, as CMake names them: "90";
   echo "${found:-80;90}"
 }
 
+recipe_text() {  # recipe_text FOLDER: unpacks pg19/train, pg19/valid, … from recipes/data to runs/data/text, where it is missing
+  local archive
+  case $1 in
+    pg19/train*) archive=pg19-train ;;
+    pg19/*) archive=pg19-eval ;;
+    proofs/*) archive=proofs-eval ;;
+  esac
+  [ -d "runs/data/text/$1" ] && return
+  rm -rf runs/data/unpacking
+  mkdir -p runs/data/unpacking "runs/data/text/${1%/*}" || return
+  tar -xJf "recipes/data/$archive.tar.xz" -C runs/data/unpacking "$1" && mv "runs/data/unpacking/$1" "runs/data/text/$1"
+}
+
+base_tokenizer=recipes/models/base-4k/tokenizer.model
+
+recipe_books() {  # recipe_books CAPSTAN NAME FOLDER...: a token file of the texts in these folders
+  local capstan=$1 name=$2 folder inputs=()
+  shift 2
+  [ -f "runs/data/$name.h5" ] && return
+  for folder in "$@"; do
+    recipe_text "$folder" || return
+    inputs+=("runs/data/text/$folder")
+  done
+  "$capstan" prepare "${inputs[@]}" --tokenizer $base_tokenizer --output "runs/data/$name.h5"
+}
+
+recipe_passkeys() {  # recipe_passkeys CAPSTAN NAME SEED EXAMPLES SHORTEST LONGEST CONTEXT LOSS
+  [ -f "runs/data/$2.h5" ] || "$1" task passkey --tokenizer $base_tokenizer --output "runs/data/$2.h5" --seed "$3" --examples "$4" \
+    --shortest "$5" --longest "$6" --context "$7" --loss "$8"
+}
+
 recipe_data() {  # recipe_data CAPSTAN NAME...: makes what recipes name under runs/, where it is missing, from recipes/ beside it
   local capstan=$1 name
   shift
@@ -66,10 +97,21 @@ recipe_data() {  # recipe_data CAPSTAN NAME...: makes what recipes name under ru
       stories260K)
         [ -d runs/stories260K ] || "$capstan" import recipes/models/stories260K --output runs/stories260K \
           --tokenizer recipes/models/stories260K/tokenizer.model --end-token 1 || return ;;
+      base-4k) [ -d runs/base-4k ] || "$capstan" import recipes/models/base-4k --output runs/base-4k || return ;;
       stories-train | stories-heldout)
         [ -f "runs/data/$name.h5" ] || "$capstan" prepare "recipes/data/$name.jsonl" --tokenizer runs/stories260K --output "runs/data/$name.h5" || return ;;
       smoke)
         [ -f runs/data/smoke.h5 ] || "$capstan" prepare recipes/data/stories-heldout.jsonl --tokenizer bytes --output runs/data/smoke.h5 || return ;;
+      pg19-train) recipe_books "$capstan" $name pg19/train pg19/train_extra || return ;;
+      pg19-valid | pg19-test) recipe_books "$capstan" $name "pg19/${name#pg19-}" || return ;;
+      proofs-test) recipe_books "$capstan" $name proofs/test || return ;;
+      passkey-first) recipe_passkeys "$capstan" $name 1 6000 86 120 512 all || return ;;
+      passkey-512) recipe_passkeys "$capstan" $name 2 4000 86 400 512 answer || return ;;
+      passkey-1k) recipe_passkeys "$capstan" $name 3 2000 86 1024 1024 answer || return ;;
+      passkey-4k-short) recipe_passkeys "$capstan" $name 5 1500 86 1500 4096 answer || return ;;
+      passkey-4k) recipe_passkeys "$capstan" $name 4 800 128 4096 4096 answer || return ;;
+      passkey-8k) recipe_passkeys "$capstan" $name 6 100 1024 8192 8192 answer || return ;;
+      passkey-32k) recipe_passkeys "$capstan" $name 7 24 4096 32768 32768 answer || return ;;
       *) echo "launch: no recipe data is called $name" >&2; return 2 ;;
     esac
   done

@@ -48,6 +48,30 @@ TEST(Plan, CountsTheTrainedModel) {
   EXPECT_EQ(framework::make_plan(frozen, 1).trainable, 5 * 64 * 8);
 }
 
+std::int64_t bytes_of(const framework::Plan& plan, const std::string& name) {
+  for (const framework::MemoryLine& line : plan.memory)
+    if (line.name == name) return line.bytes;
+  ADD_FAILURE() << "no line " << name;
+  return -1;
+}
+
+/// bf16: two bytes per weight and activation; gradients, moments, masters and attention's results are f32.
+TEST(Plan, CountsTheBytesOfThePrecision) {
+  framework::Recipe r = resolved_recipe("rope");
+  const framework::Plan wide = framework::make_plan(r, 1);
+  r.train.precision = "bf16";
+  const framework::Plan one = framework::make_plan(r, 1), four = framework::make_plan(r, 4);
+  EXPECT_EQ(bytes_of(wide, "parameters"), 4 * wide.parameters);
+  EXPECT_EQ(bytes_of(one, "parameters"), 2 * wide.parameters);
+  EXPECT_EQ(bytes_of(one, "gradients"), 4 * wide.parameters);
+  EXPECT_EQ(bytes_of(wide, "optimizer"), 2 * 4 * wide.parameters);        // moments
+  EXPECT_EQ(bytes_of(one, "optimizer"), 3 * 4 * wide.parameters);         // and masters
+  EXPECT_EQ(bytes_of(four, "optimizer"), 4 * 4 * (wide.parameters / 4));  // and the gradient of a quarter
+  EXPECT_EQ(bytes_of(one, "block inputs") * 2, bytes_of(wide, "block inputs"));
+  EXPECT_EQ(bytes_of(one, "attention results"), bytes_of(wide, "attention results"));
+  EXPECT_EQ(one.checkpoint_bytes, wide.checkpoint_bytes);
+}
+
 TEST(Plan, RanksThatDoNotDivideAreRefused) {
   framework::Recipe r = resolved_recipe("rope");
   r.grid.ring = 3;

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# recipes.sh CAPSTAN: every recipe passes `capstan plan`, with the data that it names in place.
+# recipes.sh CAPSTAN: every recipe passes `capstan plan`, with the data that it names in place. Token files of whole libraries take
+# minutes to make: one book stands for each of them, and the shipped base for the stages that lead to it.
 . "$(dirname "$0")/common.sh"
 capstan=$(realpath "${1:?the program}")
 . launch/setup.sh
@@ -7,8 +8,19 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder" || exit
 ln -s "$root/recipes" recipes
-recipe_data "$capstan" stories260K stories-train stories-heldout smoke > "$folder/log" 2>&1 || { cat "$folder/log"; exit 1; }
+prepared() {
+  recipe_data "$capstan" stories260K stories-train stories-heldout smoke base-4k && recipe_text pg19/test &&
+    "$capstan" prepare runs/data/text/pg19/test/9931.txt --tokenizer $base_tokenizer --output book.h5
+}
+prepared > log 2>&1 || { cat log; exit 1; }
+for name in $(sed -nE 's/^(train|validation) = //p' recipes/*.cfg | tr , '\n' | sort -u); do
+  [ -f "$name" ] || cp book.h5 "$name"
+done
+for run in $(sed -n 's/^from = //p' recipes/base-4k*.cfg | sort -u); do ln -s base-4k "$run"; done
 
 for recipe in recipes/*.cfg; do
-  answer=$("$capstan" plan "$recipe" --ranks 1 2>&1 < /dev/null) || echo "$recipe:1: plan fails: $(tail -n 1 <<< "$answer")"
+  shape=()
+  if [[ $recipe == */llama2-7b-* ]]; then shape=(--config recipes/models/llama2-7b-shape/config.json); fi
+  answer=$("$capstan" plan "$recipe" --ranks 1 ${shape[@]+"${shape[@]}"} 2>&1 < /dev/null) ||
+    echo "$recipe:1: plan fails: $(tail -n 1 <<< "$answer")"
 done | verdict recipes
