@@ -131,9 +131,9 @@ Plan own_plan(const Tokenizer& tokenizer, const PasskeyOptions& options) {
   return plan;
 }
 
-nlohmann::json to_json(std::int64_t number, const PasskeyOutcome& outcome) {
-  return {{"number", number},   {"cell", outcome.cell}, {"tokens", outcome.tokens},     {"depth", outcome.depth},
-          {"key", outcome.key}, {"tail", outcome.tail}, {"expected", outcome.expected}, {"given", outcome.given}};
+nlohmann::json to_json(const PasskeyOutcome& outcome) {
+  return {{"cell", outcome.cell}, {"tokens", outcome.tokens},     {"depth", outcome.depth}, {"key", outcome.key},
+          {"tail", outcome.tail}, {"expected", outcome.expected}, {"given", outcome.given}};
 }
 
 PasskeyOutcome from_json(const nlohmann::json& json) {
@@ -148,29 +148,26 @@ std::int64_t PasskeyResult::correct() const {
 }
 
 PasskeyResult evaluate_passkey(const Tokenizer& tokenizer, const parallel::ProcessGrid& grid,
-                               const PasskeyOptions& options, const PasskeyAnswer& answer) {
+                               const PasskeyOptions& options, const PasskeyAnswer& answer, const Journal& journal) {
   CAPSTAN_CHECK(options.longlora || (!options.lengths.empty() && options.depths > 0 && options.trials > 0),
                 "nothing to ask");
   const Plan plan = options.longlora ? longlora_plan(tokenizer, options) : own_plan(tokenizer, options);
-  nlohmann::json mine = nlohmann::json::array();
-  for (std::int64_t number = grid.data_rank; number < plan.prompts(); number += grid.data_size) {
+  constexpr auto replace = nlohmann::json::error_handler_t::replace;  // a tail may begin inside a character
+  const std::vector<std::string> items = collect_items(grid, journal, plan.prompts(), [&](std::int64_t number) {
     const PasskeyPrompt prompt = plan.prompt(number);
     const double depth = prompt.draw.garbage ? double(prompt.draw.prefix) / double(prompt.draw.garbage) : 0;
     const auto tail = prompt.ids.end() - std::min<std::ptrdiff_t>(std::ssize(prompt.ids), tail_tokens);
-    PasskeyOutcome outcome{number / plan.trials,
-                           std::ssize(prompt.ids),
-                           depth,
-                           prompt.draw.key,
-                           tokenizer.decode({tail, prompt.ids.end()}),
-                           prompt.expected,
-                           answer(prompt)};
-    mine.push_back(to_json(number, outcome));
-  }
-  PasskeyResult result{options, tokenizer.name(), plan.cells,
-                       std::vector<PasskeyOutcome>(static_cast<std::size_t>(plan.prompts()))};
-  constexpr auto replace = nlohmann::json::error_handler_t::replace;  // a tail may begin inside a character
-  for (const std::string& part : grid.data->all_gather(mine.dump(-1, ' ', false, replace)))
-    for (const nlohmann::json& one : nlohmann::json::parse(part)) result.prompts.at(one.at("number")) = from_json(one);
+    const PasskeyOutcome outcome{number / plan.trials,
+                                 std::ssize(prompt.ids),
+                                 depth,
+                                 prompt.draw.key,
+                                 tokenizer.decode({tail, prompt.ids.end()}),
+                                 prompt.expected,
+                                 answer(prompt)};
+    return to_json(outcome).dump(-1, ' ', false, replace);
+  });
+  PasskeyResult result{options, tokenizer.name(), plan.cells, {}};
+  for (const std::string& item : items) result.prompts.push_back(from_json(nlohmann::json::parse(item)));
   for (const PasskeyOutcome& outcome : result.prompts) {
     PasskeyCell& cell = result.cells.at(static_cast<std::size_t>(outcome.cell));
     ++cell.trials;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "framework/generator.h"
+#include "framework/result_journal.h"
 #include "framework/tokenizer.h"
 #include "parallel/process_grid.h"
 
@@ -83,9 +84,9 @@ struct PasskeyResult {
   double accuracy() const { return double(correct()) / double(prompts.size()); }
 };
 
-/// Prompts go over the data axis; the result is the same on every rank.
+/// Prompts go over the data axis; the result is the same on every rank. The journal's items are the prompts.
 PasskeyResult evaluate_passkey(const Tokenizer& tokenizer, const parallel::ProcessGrid& grid,
-                               const PasskeyOptions& options, const PasskeyAnswer& answer);
+                               const PasskeyOptions& options, const PasskeyAnswer& answer, const Journal& journal = {});
 
 std::string passkey_json(const PasskeyResult& result, const std::string& model, const parallel::ProcessGrid& grid);
 std::string passkey_table(const PasskeyResult& result, const std::string& model);

@@ -52,9 +52,10 @@ ExitCode run_perplexity(const Arguments& arguments, parallel::Communicator& all_
   parallel::require_agreement(world, {{"data file " + data.path(), data.info().checksum}});
   const EvaluatedModel loaded = load_evaluated_model(arguments, world);
   check_same_tokenizer(data, loaded);
-  const framework::PerplexityResult result = evaluate_perplexity(*loaded.model, grid, data, options);
+  const framework::Journal journal = journal_of(arguments, loaded, "perplexity", {{"data", data.info().checksum}});
+  const framework::PerplexityResult result = evaluate_perplexity(*loaded.model, grid, data, options, journal);
   print_on_first(world, perplexity_table(result, loaded.name, data.path()));
-  write_result(world, arguments.text("json"), perplexity_json(result, loaded.name, data.path(), grid));
+  write_result(world, arguments.text("json"), perplexity_json(result, loaded.name, data.path(), grid), journal);
   return ExitCode::done;
 }
 
@@ -95,10 +96,12 @@ ExitCode run_passkey(const Arguments& arguments, parallel::Communicator& all_ran
   const auto grid = evaluation_grid(arguments, world);
   const EvaluatedModel loaded = load_evaluated_model(arguments, world);
   options.bos = loaded.bos;
-  const framework::PasskeyResult result = evaluate_passkey(
-      loaded.need_tokenizer(), grid, options, framework::model_answer(*loaded.model, *grid.ring, options.tile));
+  const framework::Journal journal = journal_of(arguments, loaded, "passkey", {});
+  const framework::PasskeyResult result =
+      evaluate_passkey(loaded.need_tokenizer(), grid, options,
+                       framework::model_answer(*loaded.model, *grid.ring, options.tile), journal);
   print_on_first(world, passkey_table(result, loaded.name));
-  write_result(world, arguments.text("json"), passkey_json(result, loaded.name, grid));
+  write_result(world, arguments.text("json"), passkey_json(result, loaded.name, grid), journal);
   return ExitCode::done;
 }
 
@@ -121,7 +124,8 @@ Command perplexity_command() {
        CommandOption::choice("documents", "separate", {"separate", "joined"},
                              "separate: windows stay within a document. joined: one stream over all documents."),
        CommandOption::integer("max-windows", 0, 0, std::int64_t(1) << 40, "windows", "Only the first ones; 0: all."),
-       CommandOption::text("json", "", "FILE", "Also writes the result there.")});
+       CommandOption::text("json", "", "FILE",
+                           "Also writes the result there; run again after a kill, it goes on from FILE.part.")});
   command.run = run_perplexity;
   return command;
 }
@@ -137,7 +141,10 @@ Command passkey_command() {
        CommandOption::integer("seed", 1, 0, std::int64_t(1) << 52, "", "Of the keys."),
        CommandOption::choice("preset", "none", {"none", "longlora"},
                              "longlora: the 8 lengths × 20 draws of its evaluation."),
-       CommandOption::text("json", "", "FILE", "Also writes the result there, with every prompt's tail and answer.")});
+       CommandOption::text(
+           "json", "", "FILE",
+           "Also writes the result there, with every prompt's tail and answer; run again after a kill, it goes on from "
+           "FILE.part.")});
   command.run = run_passkey;
   return command;
 }

@@ -118,6 +118,24 @@ TEST(Passkey, OraclesScoreAllAndNothing) {
   });
 }
 
+TEST(Passkey, GoesOnWithoutAskingAgain) {
+  const auto bytes = make_tokenizer("bytes");
+  const capstan::testing::TestFolder folder;
+  const Journal journal{folder / "p.json.part", "{\"passkey\":1}"};
+  const auto self = parallel::make_self_communicator();
+  const auto grid = parallel::make_process_grid(*self, 1);
+  int asked = 0;
+  const PasskeyAnswer breaking = [&](const PasskeyPrompt& prompt) {
+    if (++asked == 6) throw Error(ExitCode::io, "cut short");
+    return prompt.expected;
+  };
+  EXPECT_THROW(evaluate_passkey(*bytes, grid, byte_options(), breaking, journal), Error);
+  const PasskeyResult whole = evaluate_passkey(*bytes, grid, byte_options(), copying());
+  const PasskeyResult got = evaluate_passkey(*bytes, grid, byte_options(), breaking, journal);
+  EXPECT_EQ(asked, 6 + 12 - 5);
+  EXPECT_EQ(passkey_json(got, "m", grid), passkey_json(whole, "m", grid));
+}
+
 TEST(Passkey, PresetAsksTheTable) {
   const auto bytes = make_tokenizer("bytes");
   const auto self = parallel::make_self_communicator();
