@@ -71,6 +71,16 @@ std::vector<std::int64_t> lengths_of(const Arguments& arguments) {
   return lengths;
 }
 
+/// What every retrieval task does with its plan.
+void ask_and_write(const Arguments& arguments, const parallel::ProcessGrid& grid, const EvaluatedModel& loaded,
+                   const framework::RetrievalPlan& plan, const framework::Journal& journal) {
+  const framework::RetrievalAnswer answer =
+      framework::model_answer(*loaded.model, *grid.ring, arguments.integer("tile"));
+  const framework::RetrievalResult result = evaluate_retrieval(loaded.need_tokenizer(), grid, plan, answer, journal);
+  print_on_first(grid.world, retrieval_table(result, loaded.name));
+  write_result(grid.world, arguments.text("json"), retrieval_json(result, loaded.name, grid), journal);
+}
+
 framework::PasskeyOptions passkey_options(const Arguments& arguments) {
   framework::PasskeyOptions options;
   options.longlora = arguments.text("preset") == "longlora";
@@ -96,12 +106,9 @@ ExitCode run_passkey(const Arguments& arguments, parallel::Communicator& all_ran
   const auto grid = evaluation_grid(arguments, world);
   const EvaluatedModel loaded = load_evaluated_model(arguments, world);
   options.bos = loaded.bos;
-  const framework::Journal journal = journal_of(arguments, loaded, "passkey", {});
-  const framework::PasskeyResult result =
-      evaluate_passkey(loaded.need_tokenizer(), grid, options,
-                       framework::model_answer(*loaded.model, *grid.ring, options.tile), journal);
-  print_on_first(world, passkey_table(result, loaded.name));
-  write_result(world, arguments.text("json"), passkey_json(result, loaded.name, grid), journal);
+  const framework::Tokenizer& tokenizer = loaded.need_tokenizer();
+  ask_and_write(arguments, grid, loaded, passkey_plan(tokenizer, options),
+                journal_of(arguments, loaded, "passkey", {}));
   return ExitCode::done;
 }
 

@@ -8,10 +8,10 @@
 #include <regex>
 
 #include "framework/json.h"
-#include "framework/passkey.h"
 #include "framework/perplexity.h"
 #include "framework/report/chart.h"
 #include "framework/report/sections.h"
+#include "framework/retrieval.h"
 #include "framework/token_file.h"
 #include "tests/framework/small_model.h"
 #include "tests/framework/test_folder.h"
@@ -236,12 +236,13 @@ std::string perplexity_text(std::int64_t window, double nll, std::int64_t stride
 
 std::string passkey_text() {
   const auto self = parallel::make_self_communicator();
-  PasskeyResult result;
+  RetrievalResult result;
+  result.task.name = "passkey";
   result.tokenizer = "bytes";
   result.cells = {{512, 0, 1, 4}, {512, 1, 4, 4}, {1024, 0, 0, 4}, {1024, 1, 3, 4}};
   result.prompts.resize(16);
   for (auto& prompt : result.prompts) prompt.cell = 0;
-  return passkey_json(result, "runs/a", parallel::make_process_grid(*self, 1));
+  return retrieval_json(result, "runs/a", parallel::make_process_grid(*self, 1));
 }
 
 std::string write_run(const TestFolder& folder, const std::string& name, const std::string& metrics,
