@@ -1,7 +1,8 @@
-// capstan eval perplexity, capstan eval passkey.
+// capstan eval perplexity, capstan eval passkey, capstan eval needle.
 
 #include <charconv>
 
+#include "framework/needle.h"
 #include "framework/passkey.h"
 #include "framework/perplexity.h"
 #include "launch/command.h"
@@ -81,14 +82,17 @@ void ask_and_write(const Arguments& arguments, const parallel::ProcessGrid& grid
   write_result(grid.world, arguments.text("json"), retrieval_json(result, loaded.name, grid), journal);
 }
 
-framework::PasskeyOptions passkey_options(const Arguments& arguments) {
-  framework::PasskeyOptions options;
-  options.longlora = arguments.text("preset") == "longlora";
+void take_retrieval_options(framework::RetrievalOptions& options, const Arguments& arguments) {
   options.lengths = lengths_of(arguments);
   options.depths = arguments.integer("depths");
   options.trials = arguments.integer("trials");
   options.seed = std::uint64_t(arguments.integer("seed"));
-  options.tile = arguments.integer("tile");
+}
+
+framework::PasskeyOptions passkey_options(const Arguments& arguments) {
+  framework::PasskeyOptions options;
+  options.longlora = arguments.text("preset") == "longlora";
+  take_retrieval_options(options, arguments);
   for (const char* own : {"lengths", "depths", "trials", "seed"})
     if (options.longlora && arguments.given(own))
       fail(ExitCode::usage, "--preset longlora brings its own --{}; leave one of them out", own);
@@ -109,6 +113,36 @@ ExitCode run_passkey(const Arguments& arguments, parallel::Communicator& all_ran
   const framework::Tokenizer& tokenizer = loaded.need_tokenizer();
   ask_and_write(arguments, grid, loaded, passkey_plan(tokenizer, options),
                 journal_of(arguments, loaded, "passkey", {}));
+  return ExitCode::done;
+}
+
+framework::NeedleOptions needle_options(const Arguments& arguments) {
+  framework::NeedleOptions options;
+  take_retrieval_options(options, arguments);
+  options.multikey = arguments.text("task") == "multikey";
+  options.keys = arguments.integer("keys");
+  if (!options.multikey && arguments.given("keys"))
+    fail(ExitCode::usage, "--keys {} needs --task multikey; a prompt of --task single has one needle", options.keys);
+  return options;
+}
+
+framework::Haystack haystack_of(const Arguments& arguments) {
+  const std::string& haystack = arguments.text("haystack");
+  return haystack == "noise" ? framework::noise_haystack() : framework::file_haystack(haystack);
+}
+
+ExitCode run_needle(const Arguments& arguments, parallel::Communicator& all_ranks) {
+  framework::NeedleOptions options = needle_options(arguments);
+  check_result_path("json", arguments.text("json"));
+  const framework::Haystack haystack = haystack_of(arguments);
+  const parallel::OnDevice place = evaluation_place(arguments, all_ranks);
+  parallel::Communicator& world = place.world();
+  parallel::require_agreement(world, {{"haystack " + haystack.name, haystack.hash}});
+  const auto grid = evaluation_grid(arguments, world);
+  const EvaluatedModel loaded = load_evaluated_model(arguments, world);
+  options.bos = loaded.bos;
+  ask_and_write(arguments, grid, loaded, needle_plan(loaded.need_tokenizer(), haystack, options),
+                journal_of(arguments, loaded, "needle", {{"haystack", haystack.hash}}));
   return ExitCode::done;
 }
 
@@ -153,6 +187,28 @@ Command passkey_command() {
            "Also writes the result there, with every prompt's tail and answer; run again after a kill, it goes on from "
            "FILE.part.")});
   command.run = run_passkey;
+  return command;
+}
+
+Command needle_command() {
+  Command command;
+  command.syntax = model_syntax(
+      "eval needle",
+      "Asks for the number of a key, hidden in a long text as RULER does; greedy, the number must be in the answer.", 1,
+      {CommandOption::text("lengths", "", "L,…", "Prompt lengths in tokens, with BOS and question.").needed(),
+       CommandOption::choice("task", "single", {"single", "multikey"},
+                             "single: one needle. multikey: --keys of them, of which one is asked for."),
+       CommandOption::integer("keys", 4, 1, framework::largest_needles, "needles",
+                              "In a prompt of multikey, the asked one among them."),
+       CommandOption::text("haystack", "noise", "noise|FILE", "RULER's five sentences again and again, or a text's."),
+       CommandOption::integer("depths", 5, 1, 1000, "depths",
+                              "Places of the asked needle, evenly from the start to the end; one: the middle."),
+       CommandOption::integer("trials", 4, 1, 1000000, "prompts", "Prompts per length and depth."),
+       CommandOption::integer("seed", 1, 0, std::int64_t(1) << 52, "", "Of keys, numbers and the others' places."),
+       CommandOption::text("json", "", "FILE",
+                           "Also writes the result there, with every prompt's tail and answer; run again after a kill, "
+                           "it goes on from FILE.part.")});
+  command.run = run_needle;
   return command;
 }
 

@@ -48,6 +48,7 @@ goes_on() {  # goes_on NAME COMMAND...: killed twice, ended on 2 ranks
 
 goes_on perplexity eval perplexity --model model --data pieces.h5 --window 96 --stride 16
 goes_on passkey eval passkey --model model --lengths 400,500 --depths 3 --trials 12
+goes_on needle eval needle --model model --lengths 400,500 --depths 3 --trials 12 --task multikey --keys 2
 
 # another evaluation's journal, and one whose last line is cut off
 kill_at 5 other.json eval perplexity --model model --data pieces.h5 --window 96 --stride 16
