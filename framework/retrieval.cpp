@@ -129,7 +129,7 @@ RetrievalOutcome from_json(const Json& json, std::int64_t cell) {
 std::string scoring_text(Scoring scoring) {
   return scoring == Scoring::exact
              ? "greedy, exact match of all answer tokens"
-             : fmt::format("greedy, the number is in the text of {} tokens more than it has", spare_tokens);
+             : fmt::format("greedy; the text of the answer's tokens and {} more contains the number", spare_tokens);
 }
 
 Json or_null(const std::string& text) { return text.empty() ? Json() : Json(text); }

@@ -193,8 +193,8 @@ Command passkey_command() {
 Command needle_command() {
   Command command;
   command.syntax = model_syntax(
-      "eval needle",
-      "Asks for the number of a key, hidden in a long text as RULER does; greedy, the number must be in the answer.", 1,
+      "eval needle", "Asks for a key's number, hidden in a long text as RULER does; greedy, contained in the answer.",
+      1,
       {CommandOption::text("lengths", "", "L,…", "Prompt lengths in tokens, with BOS and question.").needed(),
        CommandOption::choice("task", "single", {"single", "multikey"},
                              "single: one needle. multikey: --keys of them, of which one is asked for."),

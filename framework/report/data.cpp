@@ -90,13 +90,10 @@ std::string ReportRun::option(const std::string& wanted) const {
 
 // ---- evaluations ----------------------------------------------------------------------------------------------------
 
-namespace {}  // namespace
-
 const std::vector<RetrievalTaskName>& retrieval_tasks() {
-  static const std::vector<RetrievalTaskName> tasks = {
-      {"passkey", "passkey", "Passkey retrieval"},
-      {"ruler-single", "ruler-single", "One needle (RULER)"},
-      {"ruler-multikey", "ruler-multikey", "One needle of many (RULER)"}};
+  static const std::vector<RetrievalTaskName> tasks = {{"passkey", "Passkey retrieval"},
+                                                       {"ruler-single", "One needle (RULER)"},
+                                                       {"ruler-multikey", "One needle of many (RULER)"}};
   return tasks;
 }
 

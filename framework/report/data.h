@@ -49,9 +49,9 @@ struct PerplexityEvaluation {
   std::vector<Bucket> buckets;
 };
 
-/// What a task is called on the page; `id` is its heading's anchor.
+/// What a task is called on the page.
 struct RetrievalTaskName {
-  const char *task, *id, *title;
+  const char *task, *title;
 };
 /// The tasks that the report knows (framework/retrieval.h), in the page's order; passkey first.
 const std::vector<RetrievalTaskName>& retrieval_tasks();

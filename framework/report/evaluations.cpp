@@ -219,7 +219,7 @@ std::string retrieval_section(const RetrievalTaskName& name, const std::vector<P
                       interval_text(cell.correct, cell.trials)});
   }
   const std::string conflict = retrieval_conflict(members);
-  return fmt::format("<section id=\"{}\"><h2>{}</h2>\n", name.id, name.title) +
+  return fmt::format("<section id=\"{}\"><h2>{}</h2>\n", name.task, name.title) +
          page_note(
              "Right answers of all trials, for prompts of a length with the key at a depth (0 %: at the start).") +
          (conflict.empty() ? "" : page_note(conflict, true)) + heat_scale("share right", 0, 1) +

@@ -230,7 +230,8 @@ std::string task_options(const RetrievalEvaluation& e) {
 std::string command_of(const RetrievalEvaluation& e) {
   std::string command = fmt::format("capstan eval {} --model {}{}", e.task == "passkey" ? "passkey" : "needle",
                                     quoted(folder_of(e.source)), task_options(e));
-  if (e.prompts.starts_with("preset ")) return command + " --preset " + quoted(e.prompts.substr(7));
+  if (e.prompts.starts_with("preset "))
+    return command + " --preset " + quoted(e.prompts.substr(7)) + stretch_options(e.source.how);
   std::set<std::int64_t> lengths;
   std::set<double> depths;
   for (const auto& cell : e.cells) lengths.insert(cell.length), depths.insert(cell.depth);
@@ -265,7 +266,7 @@ std::string navigation(const std::string& body) {
                                                             {"training", "Training"},
                                                             {"layers", "Positions in training"},
                                                             {"perplexity", "Perplexity"}};
-  for (const RetrievalTaskName& name : retrieval_tasks()) parts.emplace_back(name.id, name.title);
+  for (const RetrievalTaskName& name : retrieval_tasks()) parts.emplace_back(name.task, name.title);
   parts.insert(parts.end(), {{"text", "A text"}, {"configs", "Configs"}, {"made", "How this was made"}});
   std::string out = "<nav>";
   for (const auto& [id, name] : parts)
