@@ -94,7 +94,7 @@ constexpr std::array<const char*, needle_words> adjectives = {
     "rusty",  "silver", "sleepy", "solid", "tender", "unusual", "vivid", "warm",   "witty",  "young"};
 constexpr std::array<const char*, needle_words> nouns = {
     "anchor", "basket", "bridge", "candle",  "castle", "dolphin", "engine", "falcon",  "garden", "hammer", "island",
-    "jacket", "kettle", "ladder", "lantern", "market", "meadow",  "needle", "orchard", "paddle", "pepper", "planet",
+    "jacket", "kettle", "ladder", "lantern", "market", "meadow",  "mirror", "orchard", "paddle", "pepper", "planet",
     "rabbit", "ribbon", "saddle", "shovel",  "spider", "teapot",  "tunnel", "violin",  "walnut", "window"};
 
 std::string key_of(std::int64_t which) {
@@ -102,7 +102,7 @@ std::string key_of(std::int64_t which) {
                      nouns[static_cast<std::size_t>(which % needle_words)]);
 }
 
-/// `count` different numbers below `bound`, one after the other (Fisher and Yates, but only as far as needed).
+/// `count` different numbers below `bound`; one that was drawn before is drawn again.
 std::vector<std::int64_t> draw_different(std::int64_t count, std::uint64_t seed, const char* what, std::int64_t bound) {
   std::vector<std::int64_t> drawn;
   std::set<std::int64_t> taken;
