@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "framework/json.h"
 #include "kernels/host_view.h"
@@ -74,6 +75,20 @@ std::vector<double> window_nll(Model& model, parallel::Communicator& ring, const
   return {all.as<double>(), all.as<double>() + window.length};
 }
 
+/// A window's item in the journal: the sum of each bucket, in token order. JSON knows no infinity: null.
+std::string sums_text(const std::vector<double>& nll, std::int64_t size, std::int64_t buckets) {
+  std::vector<double> sums(static_cast<std::size_t>(buckets));
+  for (std::size_t at = 0; at < nll.size(); ++at) sums[at / std::size_t(size)] += nll[at];
+  return nlohmann::json(sums).dump();
+}
+
+std::vector<double> sums_of(const std::string& text) {
+  std::vector<double> sums;
+  for (const nlohmann::json& sum : nlohmann::json::parse(text))
+    sums.push_back(sum.is_number() ? sum.get<double>() : std::numeric_limits<double>::quiet_NaN());
+  return sums;
+}
+
 std::string bos_text(const TokenFileInfo& info) {
   return info.bos < 0 ? "none" : fmt::format("{} at the start of each document, nowhere else", info.bos);
 }
@@ -114,7 +129,7 @@ WindowPlan plan_windows(const std::vector<std::int64_t>& offsets, const std::vec
 }
 
 PerplexityResult evaluate_perplexity(Model& model, const parallel::ProcessGrid& grid, const TokenFile& data,
-                                     const PerplexityOptions& options) {
+                                     const PerplexityOptions& options, const Journal& journal) {
   check_data(data, options);
   const WindowPlan plan = plan_windows(data.document_offsets(), data.words(), options);
   if (plan.windows.empty())
@@ -128,26 +143,21 @@ PerplexityResult evaluate_perplexity(Model& model, const parallel::ProcessGrid& 
   for (std::int64_t b = 0; b < buckets; ++b)
     result.buckets.push_back({b * size, std::min(options.window, (b + 1) * size)});
 
-  // One row per window: the sum of each bucket, in token order. Rows that other data ranks made are zero here, so that
-  // the reduction adds nothing but zeros to them.
   const std::int64_t windows = std::int64_t(plan.windows.size());
-  const Tensor sums({windows, buckets}, DType::f64, Device::ref);
-  for (std::int64_t w = grid.data_rank; w < windows; w += grid.data_size) {
-    const std::vector<double> nll =
-        window_nll(model, *grid.ring, data, plan.windows[static_cast<std::size_t>(w)], options);
-    for (std::size_t at = 0; at < nll.size(); ++at) sums.as<double>()[w * buckets + std::int64_t(at) / size] += nll[at];
-  }
-  grid.data->all_reduce(sums);
-
+  const std::vector<std::string> items = collect_items(grid, journal, windows, [&](std::int64_t w) {
+    return sums_text(window_nll(model, *grid.ring, data, plan.windows[static_cast<std::size_t>(w)], options), size,
+                     buckets);
+  });
   for (std::int64_t w = 0; w < windows; ++w) {
     const Window& window = plan.windows[static_cast<std::size_t>(w)];
+    const std::vector<double> sums = sums_of(items[static_cast<std::size_t>(w)]);
     result.counted_tokens += window.counted();
     for (std::int64_t b = 0; b < buckets; ++b) {
       PositionBucket& bucket = result.buckets[static_cast<std::size_t>(b)];
       const std::int64_t first = std::max(window.count_from, bucket.begin), last = std::min(window.length, bucket.end);
       bucket.counted += std::max<std::int64_t>(0, last - first);
-      bucket.mean_nll += sums.as<double>()[w * buckets + b];  // a sum until below
-      result.total_nll += sums.as<double>()[w * buckets + b];
+      bucket.mean_nll += sums.at(static_cast<std::size_t>(b));  // a sum until below
+      result.total_nll += sums.at(static_cast<std::size_t>(b));
     }
   }
   for (PositionBucket& bucket : result.buckets)

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "framework/model.h"
+#include "framework/result_journal.h"
 #include "framework/token_file.h"
 #include "parallel/process_grid.h"
 
@@ -73,10 +74,10 @@ struct PerplexityResult {
 };
 
 /// Windows go over the data axis, each is sharded over the ring. Sums are in double, per window in token order and then
-/// over the windows in order, so that they do not depend on the ranks. Errors (bad_data): fewer than two tokens, a
-/// window longer than the data, an id outside the model's vocabulary.
+/// over the windows in order, so that they do not depend on the ranks. The journal's items are the windows. Errors
+/// (bad_data): fewer than two tokens, a window longer than the data, an id outside the model's vocabulary.
 PerplexityResult evaluate_perplexity(Model& model, const parallel::ProcessGrid& grid, const TokenFile& data,
-                                     const PerplexityOptions& options);
+                                     const PerplexityOptions& options, const Journal& journal = {});
 
 /// The result with everything that defines it. `model` and `data`: what the user named.
 std::string perplexity_json(const PerplexityResult& result, const std::string& model, const std::string& data,

@@ -1,7 +1,8 @@
-// capstan eval perplexity, capstan eval passkey.
+// capstan eval perplexity, capstan eval passkey, capstan eval needle.
 
 #include <charconv>
 
+#include "framework/needle.h"
 #include "framework/passkey.h"
 #include "framework/perplexity.h"
 #include "launch/command.h"
@@ -52,9 +53,10 @@ ExitCode run_perplexity(const Arguments& arguments, parallel::Communicator& all_
   parallel::require_agreement(world, {{"data file " + data.path(), data.info().checksum}});
   const EvaluatedModel loaded = load_evaluated_model(arguments, world);
   check_same_tokenizer(data, loaded);
-  const framework::PerplexityResult result = evaluate_perplexity(*loaded.model, grid, data, options);
+  const framework::Journal journal = journal_of(arguments, loaded, "perplexity", {{"data", data.info().checksum}});
+  const framework::PerplexityResult result = evaluate_perplexity(*loaded.model, grid, data, options, journal);
   print_on_first(world, perplexity_table(result, loaded.name, data.path()));
-  write_result(world, arguments.text("json"), perplexity_json(result, loaded.name, data.path(), grid));
+  write_result(world, arguments.text("json"), perplexity_json(result, loaded.name, data.path(), grid), journal);
   return ExitCode::done;
 }
 
@@ -70,14 +72,27 @@ std::vector<std::int64_t> lengths_of(const Arguments& arguments) {
   return lengths;
 }
 
-framework::PasskeyOptions passkey_options(const Arguments& arguments) {
-  framework::PasskeyOptions options;
-  options.longlora = arguments.text("preset") == "longlora";
+/// What every retrieval task does with its plan.
+void ask_and_write(const Arguments& arguments, const parallel::ProcessGrid& grid, const EvaluatedModel& loaded,
+                   const framework::RetrievalPlan& plan, const framework::Journal& journal) {
+  const framework::RetrievalAnswer answer =
+      framework::model_answer(*loaded.model, *grid.ring, arguments.integer("tile"));
+  const framework::RetrievalResult result = evaluate_retrieval(loaded.need_tokenizer(), grid, plan, answer, journal);
+  print_on_first(grid.world, retrieval_table(result, loaded.name));
+  write_result(grid.world, arguments.text("json"), retrieval_json(result, loaded.name, grid), journal);
+}
+
+void take_retrieval_options(framework::RetrievalOptions& options, const Arguments& arguments) {
   options.lengths = lengths_of(arguments);
   options.depths = arguments.integer("depths");
   options.trials = arguments.integer("trials");
   options.seed = std::uint64_t(arguments.integer("seed"));
-  options.tile = arguments.integer("tile");
+}
+
+framework::PasskeyOptions passkey_options(const Arguments& arguments) {
+  framework::PasskeyOptions options;
+  options.longlora = arguments.text("preset") == "longlora";
+  take_retrieval_options(options, arguments);
   for (const char* own : {"lengths", "depths", "trials", "seed"})
     if (options.longlora && arguments.given(own))
       fail(ExitCode::usage, "--preset longlora brings its own --{}; leave one of them out", own);
@@ -95,10 +110,39 @@ ExitCode run_passkey(const Arguments& arguments, parallel::Communicator& all_ran
   const auto grid = evaluation_grid(arguments, world);
   const EvaluatedModel loaded = load_evaluated_model(arguments, world);
   options.bos = loaded.bos;
-  const framework::PasskeyResult result = evaluate_passkey(
-      loaded.need_tokenizer(), grid, options, framework::model_answer(*loaded.model, *grid.ring, options.tile));
-  print_on_first(world, passkey_table(result, loaded.name));
-  write_result(world, arguments.text("json"), passkey_json(result, loaded.name, grid));
+  const framework::Tokenizer& tokenizer = loaded.need_tokenizer();
+  ask_and_write(arguments, grid, loaded, passkey_plan(tokenizer, options),
+                journal_of(arguments, loaded, "passkey", {}));
+  return ExitCode::done;
+}
+
+framework::NeedleOptions needle_options(const Arguments& arguments) {
+  framework::NeedleOptions options;
+  take_retrieval_options(options, arguments);
+  options.multikey = arguments.text("task") == "multikey";
+  options.keys = arguments.integer("keys");
+  if (!options.multikey && arguments.given("keys"))
+    fail(ExitCode::usage, "--keys {} needs --task multikey; a prompt of --task single has one needle", options.keys);
+  return options;
+}
+
+framework::Haystack haystack_of(const Arguments& arguments) {
+  const std::string& haystack = arguments.text("haystack");
+  return haystack == "noise" ? framework::noise_haystack() : framework::file_haystack(haystack);
+}
+
+ExitCode run_needle(const Arguments& arguments, parallel::Communicator& all_ranks) {
+  framework::NeedleOptions options = needle_options(arguments);
+  check_result_path("json", arguments.text("json"));
+  const framework::Haystack haystack = haystack_of(arguments);
+  const parallel::OnDevice place = evaluation_place(arguments, all_ranks);
+  parallel::Communicator& world = place.world();
+  parallel::require_agreement(world, {{"haystack " + haystack.name, haystack.hash}});
+  const auto grid = evaluation_grid(arguments, world);
+  const EvaluatedModel loaded = load_evaluated_model(arguments, world);
+  options.bos = loaded.bos;
+  ask_and_write(arguments, grid, loaded, needle_plan(loaded.need_tokenizer(), haystack, options),
+                journal_of(arguments, loaded, "needle", {{"haystack", haystack.hash}}));
   return ExitCode::done;
 }
 
@@ -121,7 +165,8 @@ Command perplexity_command() {
        CommandOption::choice("documents", "separate", {"separate", "joined"},
                              "separate: windows stay within a document. joined: one stream over all documents."),
        CommandOption::integer("max-windows", 0, 0, std::int64_t(1) << 40, "windows", "Only the first ones; 0: all."),
-       CommandOption::text("json", "", "FILE", "Also writes the result there.")});
+       CommandOption::text("json", "", "FILE",
+                           "Also writes the result there; run again after a kill, it goes on from FILE.part.")});
   command.run = run_perplexity;
   return command;
 }
@@ -137,8 +182,33 @@ Command passkey_command() {
        CommandOption::integer("seed", 1, 0, std::int64_t(1) << 52, "", "Of the keys."),
        CommandOption::choice("preset", "none", {"none", "longlora"},
                              "longlora: the 8 lengths × 20 draws of its evaluation."),
-       CommandOption::text("json", "", "FILE", "Also writes the result there, with every prompt's tail and answer.")});
+       CommandOption::text(
+           "json", "", "FILE",
+           "Also writes the result there, with every prompt's tail and answer; run again after a kill, it goes on from "
+           "FILE.part.")});
   command.run = run_passkey;
+  return command;
+}
+
+Command needle_command() {
+  Command command;
+  command.syntax = model_syntax(
+      "eval needle", "Asks for a key's number, hidden in a long text as RULER does; greedy, contained in the answer.",
+      1,
+      {CommandOption::text("lengths", "", "L,…", "Prompt lengths in tokens, with BOS and question.").needed(),
+       CommandOption::choice("task", "single", {"single", "multikey"},
+                             "single: one needle. multikey: --keys of them, of which one is asked for."),
+       CommandOption::integer("keys", 4, 1, framework::largest_needles, "needles",
+                              "In a prompt of multikey, the asked one among them."),
+       CommandOption::text("haystack", "noise", "noise|FILE", "RULER's five sentences again and again, or a text's."),
+       CommandOption::integer("depths", 5, 1, 1000, "depths",
+                              "Places of the asked needle, evenly from the start to the end; one: the middle."),
+       CommandOption::integer("trials", 4, 1, 1000000, "prompts", "Prompts per length and depth."),
+       CommandOption::integer("seed", 1, 0, std::int64_t(1) << 52, "", "Of keys, numbers and the others' places."),
+       CommandOption::text("json", "", "FILE",
+                           "Also writes the result there, with every prompt's tail and answer; run again after a kill, "
+                           "it goes on from FILE.part.")});
+  command.run = run_needle;
   return command;
 }
 

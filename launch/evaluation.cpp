@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "framework/files.h"
+#include "framework/json.h"
 #include "kernels/build_info.h"
 #include "kernels/threads.h"
 #include "parallel/agreement.h"
@@ -73,10 +74,8 @@ EvaluatedModel load_evaluated_model(const Arguments& arguments, parallel::Commun
   EvaluatedModel loaded;
   loaded.tile = arguments.integer("tile");
   loaded.folder = framework::resolve_model_folder(arguments.text("model"));
-  // The manifest holds the checksums of all other files.
-  parallel::require_agreement(
-      world, {{"binary", kernels::build_text()},
-              {"model " + loaded.folder, framework::hex(framework::xxh3_of_file(loaded.folder + "/manifest.json"))}});
+  loaded.hash = framework::hex(framework::xxh3_of_file(loaded.folder + "/manifest.json"));
+  parallel::require_agreement(world, {{"binary", kernels::build_text()}, {"model " + loaded.folder, loaded.hash}});
   framework::PositionConfig position;
   std::string changes;
   const bool changed = !arguments.recipe_options().empty();
@@ -99,6 +98,33 @@ parallel::OnDevice evaluation_place(const Arguments& arguments, parallel::Commun
   return parallel::OnDevice(world, framework::device_of_name(arguments.text("device")));
 }
 
+namespace {
+
+/// Options that change no value: places (what lies there goes by its hash), and how the work is shared.
+bool decides_nothing(const std::string& option) {
+  for (const char* other : {"model", "data", "json", "ring", "threads", "memory-report"})
+    if (option == other) return true;
+  return false;
+}
+
+}  // namespace
+
+framework::Journal journal_of(const Arguments& arguments, const EvaluatedModel& loaded, const std::string& evaluation,
+                              const std::map<std::string, std::string>& contents) {
+  const std::string& path = arguments.text("json");
+  if (path.empty()) return {};
+  nlohmann::ordered_json identity = {{"format", "capstan-journal-1"},
+                                     {"evaluation", evaluation},
+                                     {"model", loaded.hash},
+                                     {"tokenizer", loaded.tokenizer ? loaded.tokenizer->hash() : "none"},
+                                     {"position", arguments.recipe_options()},
+                                     {"contents", contents}};
+  for (const auto& [name, value] : arguments.values())
+    if (!decides_nothing(name)) std::visit([&](const auto& held) { identity["options"][name] = held; }, value);
+  constexpr auto replace = nlohmann::ordered_json::error_handler_t::replace;  // a path may be no UTF-8
+  return {path + ".part", identity.dump(-1, ' ', false, replace)};
+}
+
 void check_result_path(const std::string& option, const std::string& path) {
   if (path.empty()) return;
   const fs::path parent = fs::path(path).parent_path();
@@ -108,10 +134,12 @@ void check_result_path(const std::string& option, const std::string& path) {
   if (fs::is_directory(path, problem)) fail(ExitCode::io, "--{} {}: is a folder; name a file", option, path);
 }
 
-void write_result(const parallel::Communicator& world, const std::string& path, const std::string& text) {
+void write_result(const parallel::Communicator& world, const std::string& path, const std::string& text,
+                  const framework::Journal& journal) {
   if (path.empty() || world.rank() != 0) return;
   framework::write_text_atomically(path, text);
   std::printf("saved to %s\n", path.c_str());
+  framework::remove_journal(world, journal);
 }
 
 void print_on_first(const parallel::Communicator& world, const std::string& text) {

@@ -1,11 +1,13 @@
 #pragma once
 // What `generate` and `eval` share: the model named on the command line, stretched or not, and where results go.
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "framework/checkpoint.h"
+#include "framework/result_journal.h"
 #include "launch/command.h"
 #include "parallel/placement.h"
 #include "parallel/process_grid.h"
@@ -21,6 +23,7 @@ Syntax model_syntax(const std::string& command, const std::string& summary, std:
 struct EvaluatedModel {
   std::string folder;  ///< where it was found
   std::string name;    ///< as a report names it: folder, and what was overridden
+  std::string hash;    ///< of its manifest, which holds those of all its files
   std::unique_ptr<framework::Model> model;
   std::unique_ptr<framework::Tokenizer> tokenizer;  ///< absent if the model has none
   // What the model was trained with, which may be less than what its tokenizer could add.
@@ -41,10 +44,17 @@ parallel::OnDevice evaluation_place(const Arguments& arguments, parallel::Commun
 /// data × ring by --ring.
 parallel::ProcessGrid evaluation_grid(const Arguments& arguments, parallel::Communicator& world);
 
+/// Where an evaluation notes its items: FILE.part beside --json FILE; nowhere without it. Its identity: the evaluation's name,
+/// the model's and the tokenizer's hash, --position.*, every option that can change a value, and `contents`: name and
+/// hash of what else is read.
+framework::Journal journal_of(const Arguments& arguments, const EvaluatedModel& loaded, const std::string& evaluation,
+                              const std::map<std::string, std::string>& contents);
+
 /// Refuses a result file that cannot be written, before the work. An empty path is no file.
 void check_result_path(const std::string& option, const std::string& path);
-/// On rank 0: atomically, then says where. An empty path writes nothing.
-void write_result(const parallel::Communicator& world, const std::string& path, const std::string& text);
+/// On rank 0: atomically, then says where, then removes the journal. An empty path writes nothing.
+void write_result(const parallel::Communicator& world, const std::string& path, const std::string& text,
+                  const framework::Journal& journal = {});
 void print_on_first(const parallel::Communicator& world, const std::string& text);
 
 }  // namespace capstan::launch

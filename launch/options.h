@@ -68,7 +68,8 @@ class Arguments {
   double real(const std::string& option) const { return get<double>(option); }
   bool flag(const std::string& option) const { return get<bool>(option); }
   const std::string& text(const std::string& option) const { return get<std::string>(option); }
-  const std::string& positional(const std::string& name) const;  ///< empty if it was left out
+  const std::map<std::string, Value>& values() const { return values_; }  ///< every option of the subcommand's own
+  const std::string& positional(const std::string& name) const;           ///< empty if it was left out
   const std::vector<std::string>& positionals(const std::string& name) const;
   /// Sets the --section.key options over `recipe`, in their order.
   void apply_to(framework::Recipe& recipe) const;

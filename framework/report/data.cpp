@@ -90,6 +90,13 @@ std::string ReportRun::option(const std::string& wanted) const {
 
 // ---- evaluations ----------------------------------------------------------------------------------------------------
 
+const std::vector<RetrievalTaskName>& retrieval_tasks() {
+  static const std::vector<RetrievalTaskName> tasks = {{"passkey", "Passkey retrieval"},
+                                                       {"ruler-single", "One needle (RULER)"},
+                                                       {"ruler-multikey", "One needle of many (RULER)"}};
+  return tasks;
+}
+
 namespace {
 
 std::string text_of(const Json& json) { return json.is_string() ? json.get<std::string>() : json.dump(); }
@@ -120,9 +127,23 @@ PerplexityEvaluation perplexity_of(const Json& json, const std::string& file) {
   return e;
 }
 
-PasskeyEvaluation passkey_of(const Json& json, const std::string& file) {
-  PasskeyEvaluation e;
+/// Files of before there were other tasks name none.
+std::string task_of(const Json& json) { return json.contains("task") ? text_of(json.at("task")) : "passkey"; }
+
+bool is_known_task(const std::string& task) {
+  const auto& known = retrieval_tasks();
+  return std::any_of(known.begin(), known.end(), [&](const RetrievalTaskName& name) { return name.task == task; });
+}
+
+RetrievalEvaluation retrieval_of(const Json& json, const std::string& file) {
+  RetrievalEvaluation e;
   e.source = source_of(json, file);
+  e.task = task_of(json);
+  if (e.task != "passkey") {
+    e.haystack = text_of(json.at("haystack"));
+    e.haystack_hash = json.at("haystack_hash").is_null() ? "" : text_of(json.at("haystack_hash"));
+    e.keys = json.at("keys");
+  }
   e.prompts = json.at("preset").is_null() ? "seed " + text_of(json.at("seed")) : "preset " + text_of(json.at("preset"));
   e.bos = text_of(json.at("bos"));
   e.tokenizer = text_of(json.at("tokenizer"));
@@ -145,7 +166,8 @@ bool add_evaluation(ReportRun& run, const std::string& file, const std::string& 
   if (!json.is_object()) return false;
   try {
     if (json.contains("window") && json.contains("mean_nll")) run.perplexity.push_back(perplexity_of(json, file));
-    else if (json.contains("cells") && json.contains("preset")) run.passkey.push_back(passkey_of(json, file));
+    else if (json.contains("cells") && json.contains("preset") && is_known_task(task_of(json)))
+      run.retrieval.push_back(retrieval_of(json, file));
     else return false;
   } catch (const Json::exception& problem) {
     fail(ExitCode::bad_data, "{}: not an evaluation as capstan eval writes it ({}); make it again", file,

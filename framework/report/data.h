@@ -49,9 +49,19 @@ struct PerplexityEvaluation {
   std::vector<Bucket> buckets;
 };
 
-struct PasskeyEvaluation {
+/// What a task is called on the page.
+struct RetrievalTaskName {
+  const char *task, *title;
+};
+/// The tasks that the report knows (framework/retrieval.h), in the page's order; passkey first.
+const std::vector<RetrievalTaskName>& retrieval_tasks();
+
+struct RetrievalEvaluation {
   EvaluationSource source;
-  std::string prompts;  ///< "seed 1", "preset longlora"
+  std::string task;                     ///< "passkey", "ruler-single", "ruler-multikey"
+  std::string prompts;                  ///< "seed 1", "preset longlora"
+  std::string haystack, haystack_hash;  ///< of needles: "noise" or the file; empty: another task
+  std::int64_t keys = 0;                ///< needles in a prompt
   std::string bos, tokenizer;
   struct Cell {
     std::int64_t length;
@@ -74,7 +84,7 @@ struct ReportRun {
   std::string checkpoint;  ///< newest checkpoint or model folder; empty: none
   TrainingCurve curve;
   std::vector<PerplexityEvaluation> perplexity;
-  std::vector<PasskeyEvaluation> passkey;
+  std::vector<RetrievalEvaluation> retrieval;
   std::vector<std::string> not_shown;  ///< files under eval/ that are of no kind the report knows
 
   std::string option(const std::string& name) const;  ///< empty if unknown

@@ -1,4 +1,4 @@
-// Sections of the evaluations: perplexity against length and by position, passkey maps.
+// Sections of the evaluations: perplexity against length and by position, retrieval maps.
 
 #include <algorithm>
 #include <cmath>
@@ -133,7 +133,7 @@ std::string perplexity_section(const std::vector<ReportSeries>& series) {
   return out + "</section>\n";
 }
 
-// ---- passkey --------------------------------------------------------------------------------------------------------
+// ---- retrieval ------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -147,7 +147,15 @@ std::string interval_text(std::int64_t k, std::int64_t n) {
   return fmt::format("{:.1f} to {:.1f} %", 100 * i.low, 100 * i.high);
 }
 
-std::string passkey_map(const ReportSeries& series, const PasskeyEvaluation& e) {
+/// What two maps must share for their cells to compare.
+std::string how_made(const RetrievalEvaluation& e) {
+  const std::string hash = e.haystack_hash.empty() ? "" : fmt::format(" ({})", e.haystack_hash);
+  const std::string needles =
+      e.haystack.empty() ? "" : fmt::format(", haystack {}{}, needles {}", e.haystack, hash, e.keys);
+  return fmt::format("{}{}, BOS {}", e.prompts, needles, e.bos);
+}
+
+std::string retrieval_map(const ReportSeries& series, const RetrievalEvaluation& e) {
   std::set<std::int64_t> lengths;
   std::set<double> depths;
   for (const auto& cell : e.cells) lengths.insert(cell.length), depths.insert(cell.depth);
@@ -155,7 +163,7 @@ std::string passkey_map(const ReportSeries& series, const PasskeyEvaluation& e) 
   map.title = fmt::format("{}  {}", series.letter, series.name);
   map.row_title = "depth";
   map.column_title = "prompt length, tokens";
-  map.note = e.prompts + ", BOS " + e.bos;
+  map.note = how_made(e);
   for (const double depth : depths) map.rows.push_back(depth_text(depth));
   for (const std::int64_t length : lengths) map.columns.push_back(number_text(double(length)));
   map.cell_width = 58;
@@ -177,43 +185,57 @@ std::string passkey_map(const ReportSeries& series, const PasskeyEvaluation& e) 
   return heat_map(map);
 }
 
-std::string passkey_conflict(const std::vector<ReportSeries>& series) {
-  const ReportSeries* first = nullptr;
-  const PasskeyEvaluation* one = nullptr;
-  const auto how = [](const PasskeyEvaluation& e) {
-    return fmt::format("{}, BOS {}, tokenizer {}", e.prompts, e.bos, e.tokenizer);
-  };
+/// One evaluation, and the series that it is of.
+using Placed = std::pair<const ReportSeries*, const RetrievalEvaluation*>;
+
+std::vector<Placed> of_task(const std::vector<ReportSeries>& series, const std::string& task) {
+  std::vector<Placed> found;
   for (const ReportSeries& s : series)
-    for (const PasskeyEvaluation* e : s.passkey) {
-      if (!one) first = &s, one = e;
-      if (how(*e) != how(*one))
-        return fmt::format("The prompts are not the same, so maps do not compare cell by cell: {} has {}; {} has {}.",
-                           first->letter, how(*one), s.letter, how(*e));
-    }
+    for (const RetrievalEvaluation* e : s.retrieval)
+      if (e->task == task) found.emplace_back(&s, e);
+  return found;
+}
+
+std::string retrieval_conflict(const std::vector<Placed>& members) {
+  const auto how = [](const RetrievalEvaluation& e) {
+    return fmt::format("{}, tokenizer {}", how_made(e), e.tokenizer);
+  };
+  const auto& [first, one] = members.front();
+  for (const auto& [s, e] : members)
+    if (how(*e) != how(*one))
+      return fmt::format("The prompts are not the same, so maps do not compare cell by cell: {} has {}; {} has {}.",
+                         first->letter, how(*one), s->letter, how(*e));
   return "";
 }
 
-}  // namespace
-
-std::string passkey_section(const std::vector<ReportSeries>& series) {
+std::string retrieval_section(const RetrievalTaskName& name, const std::vector<Placed>& members) {
   std::string maps;
   std::vector<std::vector<std::string>> rows;
-  for (const ReportSeries& s : series)
-    for (const PasskeyEvaluation* e : s.passkey) {
-      maps += passkey_map(s, *e);
-      for (const auto& cell : e->cells)
-        rows.push_back({fmt::format("{}  {}", s.letter, s.name), number_text(double(cell.length)),
-                        depth_text(cell.depth), fmt::format("{}/{}", cell.correct, cell.trials),
-                        interval_text(cell.correct, cell.trials)});
-    }
-  if (maps.empty()) return "";
-  const std::string conflict = passkey_conflict(series);
-  return "<section id=\"passkey\"><h2>Passkey retrieval</h2>\n" +
+  for (const auto& [s, e] : members) {
+    maps += retrieval_map(*s, *e);
+    for (const auto& cell : e->cells)
+      rows.push_back({fmt::format("{}  {}", s->letter, s->name), number_text(double(cell.length)),
+                      depth_text(cell.depth), fmt::format("{}/{}", cell.correct, cell.trials),
+                      interval_text(cell.correct, cell.trials)});
+  }
+  const std::string conflict = retrieval_conflict(members);
+  return fmt::format("<section id=\"{}\"><h2>{}</h2>\n", name.task, name.title) +
          page_note(
              "Right answers of all trials, for prompts of a length with the key at a depth (0 %: at the start).") +
          (conflict.empty() ? "" : page_note(conflict, true)) + heat_scale("share right", 0, 1) +
          "<div class=\"maps\">\n" + maps + "</div>\n<h3>95 % intervals (Wilson) of every cell</h3>\n" +
          html_table({"model", "length", "depth", "right", "95 % interval"}, rows) + "</section>\n";
+}
+
+}  // namespace
+
+std::string retrieval_sections(const std::vector<ReportSeries>& series) {
+  std::string out;
+  for (const RetrievalTaskName& name : retrieval_tasks()) {
+    const std::vector<Placed> members = of_task(series, name.task);
+    if (!members.empty()) out += retrieval_section(name, members);
+  }
+  return out;
 }
 
 }  // namespace capstan::framework

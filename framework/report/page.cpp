@@ -33,7 +33,7 @@ std::vector<ReportSeries> report_series(const std::vector<ReportRun>& runs) {
     const ReportRun& run = runs[i];
     std::set<std::string> folders;  // checkpoints by name, so that the last is the newest
     for (const auto& e : run.perplexity) folders.insert(folder_of(e.source));
-    for (const auto& e : run.passkey) folders.insert(folder_of(e.source));
+    for (const auto& e : run.retrieval) folders.insert(folder_of(e.source));
     const std::string newest = folders.empty() ? "" : *folders.rbegin();
     own.push_back({i, "", run.name, 0, true, {}, {}});
     std::map<std::string, std::size_t> place;  // model as evaluated -> index in `other`
@@ -50,7 +50,7 @@ std::vector<ReportSeries> report_series(const std::vector<ReportRun>& runs) {
       return other[at->second];
     };
     for (const auto& e : run.perplexity) series_for(e.source).perplexity.push_back(&e);
-    for (const auto& e : run.passkey) series_for(e.source).passkey.push_back(&e);
+    for (const auto& e : run.retrieval) series_for(e.source).retrieval.push_back(&e);
   }
   own.insert(own.end(), std::make_move_iterator(other.begin()), std::make_move_iterator(other.end()));
   for (std::size_t i = 0; i < own.size(); ++i) {
@@ -117,8 +117,9 @@ struct Score {
 
 Score passkey_score(const ReportSeries& series) {
   Score score;
-  for (const PasskeyEvaluation* e : series.passkey)
-    for (const auto& cell : e->cells) score.correct += cell.correct, score.trials += cell.trials;
+  for (const RetrievalEvaluation* e : series.retrieval)
+    for (const auto& cell : e->cells)
+      if (e->task == "passkey") score.correct += cell.correct, score.trials += cell.trials;
   return score;
 }
 
@@ -220,9 +221,17 @@ std::string command_of(const PerplexityEvaluation& e) {
                      e.complete ? "" : fmt::format(" --max-windows {}", e.windows), stretch_options(e.source.how));
 }
 
-std::string command_of(const PasskeyEvaluation& e) {
-  std::string command = fmt::format("capstan eval passkey --model {}", quoted(folder_of(e.source)));
-  if (e.prompts.starts_with("preset ")) return command + " --preset " + quoted(e.prompts.substr(7));
+std::string task_options(const RetrievalEvaluation& e) {
+  if (e.task == "passkey") return "";
+  const std::string haystack = " --haystack " + quoted(e.haystack);
+  return e.task == "ruler-multikey" ? fmt::format(" --task multikey --keys {}{}", e.keys, haystack) : haystack;
+}
+
+std::string command_of(const RetrievalEvaluation& e) {
+  std::string command = fmt::format("capstan eval {} --model {}{}", e.task == "passkey" ? "passkey" : "needle",
+                                    quoted(folder_of(e.source)), task_options(e));
+  if (e.prompts.starts_with("preset "))
+    return command + " --preset " + quoted(e.prompts.substr(7)) + stretch_options(e.source.how);
   std::set<std::int64_t> lengths;
   std::set<double> depths;
   for (const auto& cell : e.cells) lengths.insert(cell.length), depths.insert(cell.depth);
@@ -246,17 +255,19 @@ std::string made_section(const Report& report) {
     if (!run.training_data.empty()) line("Training data", run.training_data);
     if (!run.validation.empty()) line("Validation data", run.validation);
     for (const auto& e : run.perplexity) line(e.source.file, command_of(e));
-    for (const auto& e : run.passkey) line(e.source.file, command_of(e));
+    for (const auto& e : run.retrieval) line(e.source.file, command_of(e));
     for (const std::string& file : run.not_shown) out += page_note(file + ": of a kind that this page does not show.");
   }
   return out + "</section>\n";
 }
 
 std::string navigation(const std::string& body) {
-  constexpr std::pair<const char*, const char*> parts[] = {
-      {"summary", "Summary"},       {"training", "Training"},     {"layers", "Positions in training"},
-      {"perplexity", "Perplexity"}, {"passkey", "Passkey"},       {"text", "A text"},
-      {"configs", "Configs"},       {"made", "How this was made"}};
+  std::vector<std::pair<std::string, std::string>> parts = {{"summary", "Summary"},
+                                                            {"training", "Training"},
+                                                            {"layers", "Positions in training"},
+                                                            {"perplexity", "Perplexity"}};
+  for (const RetrievalTaskName& name : retrieval_tasks()) parts.emplace_back(name.task, name.title);
+  parts.insert(parts.end(), {{"text", "A text"}, {"configs", "Configs"}, {"made", "How this was made"}});
   std::string out = "<nav>";
   for (const auto& [id, name] : parts)
     if (body.find(fmt::format("<section id=\"{}\"", id)) != std::string::npos)
@@ -300,7 +311,7 @@ std::string report_page(const Report& report) {
   std::string names;
   for (const ReportRun& run : report.runs) names += (names.empty() ? "" : ", ") + run.name;
   const std::string body = summary_section(report) + training_section(report.runs, series) +
-                           layer_section(report.runs) + perplexity_section(series) + passkey_section(series) +
+                           layer_section(report.runs) + perplexity_section(series) + retrieval_sections(series) +
                            text_section(report.texts, report.text_name) + config_section(report.runs, series) +
                            made_section(report);
   return fmt::format(

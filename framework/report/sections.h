@@ -16,7 +16,7 @@ struct ReportSeries {
   int look = 0;
   bool own = true;  ///< the run as it stands
   std::vector<const PerplexityEvaluation*> perplexity;
-  std::vector<const PasskeyEvaluation*> passkey;
+  std::vector<const RetrievalEvaluation*> retrieval;
 };
 /// Runs first, in their order; then the other ways.
 std::vector<ReportSeries> report_series(const std::vector<ReportRun>& runs);
@@ -31,7 +31,8 @@ std::string page_note(const std::string& text, bool refused = false);
 std::string training_section(const std::vector<ReportRun>& runs, const std::vector<ReportSeries>& series);
 std::string layer_section(const std::vector<ReportRun>& runs);
 std::string perplexity_section(const std::vector<ReportSeries>& series);
-std::string passkey_section(const std::vector<ReportSeries>& series);
+/// A section per task that was evaluated.
+std::string retrieval_sections(const std::vector<ReportSeries>& series);
 std::string text_section(const std::vector<TextPositions>& texts, const std::string& name);
 
 /// Why the validation losses of these runs do not compare: one sentence with both values; empty if they do.

@@ -18,11 +18,19 @@ namespace {
 using capstan::testing::error_of;
 using capstan::testing::expect_parts;
 
-PasskeyAnswer copying() {
-  return [](const PasskeyPrompt& prompt) { return prompt.expected; };
+RetrievalAnswer copying() {
+  return [](const RetrievalPrompt& prompt, std::int64_t) { return prompt.expected; };
 }
-PasskeyAnswer constant() {
-  return [](const PasskeyPrompt& prompt) { return std::vector<std::int32_t>(prompt.expected.size(), 42); };
+RetrievalAnswer constant() {
+  return [](const RetrievalPrompt&, std::int64_t tokens) {
+    return std::vector<std::int32_t>(static_cast<std::size_t>(tokens), 42);
+  };
+}
+
+RetrievalResult evaluate_passkey(const Tokenizer& tokenizer, const parallel::ProcessGrid& grid,
+                                 const PasskeyOptions& options, const RetrievalAnswer& answer,
+                                 const Journal& journal = {}) {
+  return evaluate_retrieval(tokenizer, grid, passkey_plan(tokenizer, options), answer, journal);
 }
 
 PasskeyOptions byte_options() {
@@ -99,23 +107,41 @@ TEST(Passkey, OraclesScoreAllAndNothing) {
     for (int ring = 1; ring <= world.size(); ++ring) {
       if (world.size() % ring != 0) continue;
       const auto grid = parallel::make_process_grid(world, ring);
-      const PasskeyResult right = evaluate_passkey(*bytes, grid, byte_options(), copying()),
-                          wrong = evaluate_passkey(*bytes, grid, byte_options(), constant());
+      const RetrievalResult right = evaluate_passkey(*bytes, grid, byte_options(), copying()),
+                            wrong = evaluate_passkey(*bytes, grid, byte_options(), constant());
       EXPECT_EQ(right.accuracy(), 1);
       EXPECT_EQ(wrong.accuracy(), 0);
       ASSERT_EQ(right.prompts.size(), 12u);
       ASSERT_EQ(right.cells.size(), 6u);
-      std::set<std::int32_t> keys;
-      for (const PasskeyCell& cell : right.cells) EXPECT_EQ(cell.trials, 2);
-      for (const PasskeyCell& cell : right.cells) EXPECT_EQ(cell.correct, 2);
-      for (const PasskeyOutcome& outcome : right.prompts) {
-        keys.insert(outcome.key);
+      std::set<std::int64_t> keys;
+      for (const RetrievalCell& cell : right.cells) EXPECT_EQ(cell.trials, 2);
+      for (const RetrievalCell& cell : right.cells) EXPECT_EQ(cell.correct, 2);
+      for (const RetrievalOutcome& outcome : right.prompts) {
+        keys.insert(outcome.number);
         EXPECT_EQ(outcome.tokens, right.cells[static_cast<std::size_t>(outcome.cell)].length);
         EXPECT_NE(outcome.tail.find("The pass key is"), std::string::npos);
       }
       EXPECT_GE(keys.size(), 11u);
     }
   });
+}
+
+TEST(Passkey, GoesOnWithoutAskingAgain) {
+  const auto bytes = make_tokenizer("bytes");
+  const capstan::testing::TestFolder folder;
+  const Journal journal{folder / "p.json.part", "{\"passkey\":1}"};
+  const auto self = parallel::make_self_communicator();
+  const auto grid = parallel::make_process_grid(*self, 1);
+  int asked = 0;
+  const RetrievalAnswer breaking = [&](const RetrievalPrompt& prompt, std::int64_t) {
+    if (++asked == 6) throw Error(ExitCode::io, "cut short");
+    return prompt.expected;
+  };
+  EXPECT_THROW(evaluate_passkey(*bytes, grid, byte_options(), breaking, journal), Error);
+  const RetrievalResult whole = evaluate_passkey(*bytes, grid, byte_options(), copying());
+  const RetrievalResult got = evaluate_passkey(*bytes, grid, byte_options(), breaking, journal);
+  EXPECT_EQ(asked, 6 + 12 - 5);
+  EXPECT_EQ(retrieval_json(got, "m", grid), retrieval_json(whole, "m", grid));
 }
 
 TEST(Passkey, PresetAsksTheTable) {
@@ -125,17 +151,24 @@ TEST(Passkey, PresetAsksTheTable) {
   PasskeyOptions options;
   options.longlora = true;
   options.bos = 256;
-  const PasskeyResult result = evaluate_passkey(*bytes, grid, options, copying());
+  const RetrievalResult result = evaluate_passkey(*bytes, grid, options, copying());
   EXPECT_EQ(result.prompts.size(), 160u);
   EXPECT_EQ(result.cells.size(), 8u);
   EXPECT_EQ(result.cells[0].trials, 20);
-  EXPECT_EQ(result.prompts[0].key, 49674);
-  const auto json = nlohmann::json::parse(passkey_json(result, "m", grid));
+  EXPECT_EQ(result.prompts[0].number, 49674);
+  const auto json = nlohmann::json::parse(retrieval_json(result, "m", grid));
+  EXPECT_EQ(json.at("task"), "passkey");
   EXPECT_EQ(json.at("accuracy"), 1.0);
   EXPECT_EQ(json.at("preset"), "longlora");
   EXPECT_EQ(json.at("cells").size(), 8u);
   EXPECT_TRUE(json.at("cells")[0].at("depth").is_null());
   EXPECT_EQ(json.at("prompts")[0].at("expected"), json.at("prompts")[0].at("given"));
+  EXPECT_EQ(json.at("prompts")[0].at("key"), 49674);
+  for (const char* key : {"accuracy", "correct", "trials", "preset", "seed", "scoring", "lengths_count", "bos",
+                          "tokenizer", "model", "cells", "prompts", "ranks"})
+    EXPECT_TRUE(json.contains(key)) << key;
+  for (const char* key : {"length", "tokens", "depth", "key", "tail", "expected", "given", "correct"})
+    EXPECT_TRUE(json.at("prompts")[0].contains(key)) << key;
 }
 
 TEST(Passkey, ModelAnswersAlikeOnEveryGrid) {
@@ -145,13 +178,13 @@ TEST(Passkey, ModelAnswersAlikeOnEveryGrid) {
   options.tile = 16;
   const auto self = parallel::make_self_communicator();
   const auto alone = tests::small_model({"rope+cope", DType::f64, Device::ref, 258});
-  const PasskeyResult expected =
+  const RetrievalResult expected =
       evaluate_passkey(*bytes, parallel::make_process_grid(*self, 1), options, model_answer(*alone, *self, 16));
   tests::for_rank_counts({1, 2, 4}, [&](parallel::Communicator& world) {
     const auto model = tests::small_model({"rope+cope", DType::f64, Device::ref, 258});
     for (int ring = 1; ring <= world.size(); ring *= 2) {
       const auto grid = parallel::make_process_grid(world, ring);
-      const PasskeyResult got = evaluate_passkey(*bytes, grid, options, model_answer(*model, *grid.ring, 16));
+      const RetrievalResult got = evaluate_passkey(*bytes, grid, options, model_answer(*model, *grid.ring, 16));
       for (std::size_t i = 0; i < got.prompts.size(); ++i)
         EXPECT_EQ(got.prompts[i].given, expected.prompts[i].given) << "ring " << ring;
     }
@@ -163,7 +196,7 @@ TEST(Passkey, RefusesATokenizerThatTheModelDoesNotKnow) {
   const auto self = parallel::make_self_communicator();
   const auto model = tests::small_model({"rope"});  // 37 ids
   const std::string line = error_of(ExitCode::bad_data, [&] {
-    model_answer(*model, *self, 64)(passkey_prompt(*bytes, 256, {0, 0, 1}));
+    model_answer(*model, *self, 64)(passkey_prompt(*bytes, 256, {0, 0, 1}), 1);
   });
   expect_parts(line, {"0 to 36"});
 }

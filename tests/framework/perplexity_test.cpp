@@ -215,6 +215,33 @@ TEST(Perplexity, IsTheSameOnEveryGrid) {
     }
 }
 
+TEST(Perplexity, GoesOnWithTheSameBits) {
+  const capstan::testing::TestFolder folder;
+  const TokenFile data = make_file(folder, {100, 1, 60, 150});
+  const PerplexityOptions options = options_of(64, 24);
+  const auto self = parallel::make_self_communicator();
+  const auto alone = small_model({"rope+cope"});
+  const Journal journal{folder / "p.json.part", "{\"perplexity\":1}"};
+  const PerplexityResult whole =
+      evaluate_perplexity(*alone, parallel::make_process_grid(*self, 1), data, options, journal);
+  const std::string noted = capstan::testing::slurp(journal.path);
+  EXPECT_EQ(std::count(noted.begin(), noted.end(), '\n'), whole.windows + 1);
+  tests::for_rank_counts({1, 2, 3, 4}, [&](parallel::Communicator& world) {
+    const auto model = small_model({"rope+cope"});
+    for (const std::size_t kept : {std::size_t(0), noted.size() / 3, noted.size() - 9}) {
+      if (world.rank() == 0) folder.write("p.json.part", noted.substr(0, kept));
+      world.barrier();
+      const PerplexityResult got =
+          evaluate_perplexity(*model, parallel::make_process_grid(world, 1), data, options, journal);
+      EXPECT_EQ(got.total_nll, whole.total_nll) << kept;
+      EXPECT_EQ(got.mean_nll, whole.mean_nll) << kept;
+      for (std::size_t b = 0; b < got.buckets.size(); ++b)
+        EXPECT_EQ(got.buckets[b].mean_nll, whole.buckets[b].mean_nll);
+      world.barrier();
+    }
+  });
+}
+
 TEST(Perplexity, FirstWindowAlone) {
   const capstan::testing::TestFolder folder;
   const TokenFile data = make_file(folder, {100, 200});

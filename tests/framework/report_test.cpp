@@ -8,10 +8,10 @@
 #include <regex>
 
 #include "framework/json.h"
-#include "framework/passkey.h"
 #include "framework/perplexity.h"
 #include "framework/report/chart.h"
 #include "framework/report/sections.h"
+#include "framework/retrieval.h"
 #include "framework/token_file.h"
 #include "tests/framework/small_model.h"
 #include "tests/framework/test_folder.h"
@@ -236,12 +236,25 @@ std::string perplexity_text(std::int64_t window, double nll, std::int64_t stride
 
 std::string passkey_text() {
   const auto self = parallel::make_self_communicator();
-  PasskeyResult result;
+  RetrievalResult result;
+  result.task.name = "passkey";
   result.tokenizer = "bytes";
   result.cells = {{512, 0, 1, 4}, {512, 1, 4, 4}, {1024, 0, 0, 4}, {1024, 1, 3, 4}};
   result.prompts.resize(16);
   for (auto& prompt : result.prompts) prompt.cell = 0;
-  return passkey_json(result, "runs/a", parallel::make_process_grid(*self, 1));
+  return retrieval_json(result, "runs/a", parallel::make_process_grid(*self, 1));
+}
+
+std::string needle_text(const std::string& task, std::int64_t keys, const std::string& haystack = "noise") {
+  const auto self = parallel::make_self_communicator();
+  RetrievalResult result;
+  result.task.name = task;
+  result.task.haystack = haystack;
+  result.task.keys = keys;
+  result.tokenizer = "bytes";
+  result.cells = {{512, 0, 2, 5}, {512, 1, 5, 5}};
+  result.prompts.resize(10);
+  return retrieval_json(result, "runs/a", parallel::make_process_grid(*self, 1));
 }
 
 std::string write_run(const TestFolder& folder, const std::string& name, const std::string& metrics,
@@ -270,6 +283,33 @@ TEST(ReportPage, ShowsOneRun) {
                 "other.json: of a kind", "One run: nothing to compare", "data:text/csv",
                 fmt::format("{:.1f} to {:.1f} %", 100 * wilson_interval(3, 4).low, 100 * wilson_interval(3, 4).high),
                 "--depths 2 --trials 4 --seed 1"});
+}
+
+TEST(ReportPage, ShowsEachRetrievalTaskUnderItsOwnHeading) {
+  const TestFolder folder;
+  const std::string run = write_run(folder, "a", "");
+  folder.write("a/eval/passkey.json", passkey_text());
+  folder.write("a/eval/single.json", needle_text("ruler-single", 1));
+  folder.write("a/eval/many.json", needle_text("ruler-multikey", 6, "my book.txt"));
+  folder.write("a/eval/new.json", needle_text("ruler-future", 1));
+  const std::string page = page_of({run});
+  expect_sound(page);
+  expect_parts(page,
+               {"<h2>Passkey retrieval</h2>", "<h2>One needle (RULER)</h2>", "<h2>One needle of many (RULER)</h2>",
+                "<a href=\"#ruler-single\">", "haystack noise, needles 1", "haystack my book.txt, needles 6",
+                "<td>8/16</td>", "new.json: of a kind",
+                "capstan eval needle --model runs/a --haystack noise --lengths 512 --depths 2 --trials 5 --seed 1",
+                "capstan eval needle --model runs/a --task multikey --keys 6 --haystack &#39;my book.txt&#39;"});
+  EXPECT_EQ(page.find("The prompts are not the same"), std::string::npos) << "tasks are not compared with each other";
+}
+
+TEST(ReportPage, TakesPasskeyFilesThatNameNoTask) {
+  const TestFolder folder;
+  const std::string run = write_run(folder, "a", "");
+  std::string before = passkey_text();
+  before.erase(before.find("\"task\": \"passkey\","), std::string("\"task\": \"passkey\",").size());
+  folder.write("a/eval/passkey.json", before);
+  expect_parts(page_of({run}), {"<h2>Passkey retrieval</h2>", "<td>8/16</td>"});
 }
 
 TEST(ReportPage, ShowsNineRunsApart) {
@@ -363,6 +403,15 @@ TEST(ReportRefuses, BrokenEvaluations) {
   more.replace(more.find("\"correct\": 4"), 12, "\"correct\": 9");
   folder.write("a/eval/e.json", more);
   expect_parts(error_of(ExitCode::bad_data, [&] { read_run(run); }), {"e.json", "9 correct of 4"});
+}
+
+TEST(ReportRefuses, NeedlesOfOtherHaystacks) {
+  const TestFolder folder;
+  const std::string a = write_run(folder, "a", ""), b = write_run(folder, "b", "");
+  folder.write("a/eval/n.json", needle_text("ruler-single", 1));
+  folder.write("b/eval/n.json", needle_text("ruler-single", 1, "book.txt"));
+  expect_parts(page_of({a, b}), {"The prompts are not the same", "A has seed 1, haystack noise, needles 1",
+                                 "B has seed 1, haystack book.txt, needles 1"});
 }
 
 TEST(ReportRefuses, TokenizersThatDiffer) {

@@ -204,6 +204,20 @@ accept "step 2/2" "$capstan" train r.cfg --data.train pieces.h5 --data.tokenizer
 accept "Once" "$capstan" generate --model text --prompt Once --tokens 4
 accept "one BOS" "$capstan" eval passkey --model text --lengths 400 --depths 1 --trials 1
 refuse 2 "--lengths 50: the prompt without any garbage has" "$capstan" eval passkey --model run --lengths 50
+needle() { echo "$capstan" eval needle --model run "$@"; }
+accept "ruler-single" $(needle --lengths 700 --depths 1 --trials 1)
+accept "ruler-multikey, haystack noise, needles 3" \
+  $(needle --lengths 900 --depths 1 --trials 1 --task multikey --keys 3)
+refuse 2 "--lengths 50: the prompt with 1 needle(s) and no haystack has * tokens with bytes; ask for more" \
+  $(needle --lengths 700,50)
+refuse 2 "--keys = 0 is not allowed; give 1 to 1024 needles" $(needle --lengths 700 --task multikey --keys 0)
+refuse 2 "--keys = 1025 is not allowed; give 1 to 1024 needles" $(needle --lengths 700 --task multikey --keys 1025)
+refuse 2 "--keys 2 needs --task multikey" $(needle --lengths 700 --keys 2)
+refuse 2 "needs --lengths L" $(needle --task single)
+refuse 74 "none.txt: cannot open: No such file" $(needle --lengths 700 --haystack none.txt)
+refuse 65 "blank.txt: holds no sentence" $(needle --lengths 700 --haystack blank.txt)
+refuse 65 "short.txt: all of its 1 sentence(s) make a prompt of * tokens, --lengths 700 needs more" \
+  $(needle --lengths 700 --haystack short.txt)
 refuse 65 "run has tokenizer bytes, text has tokenizer *: losses of different tokens do not compare" \
   "$capstan" report run text --output page.html
 refuse 2 "2 runs: name the page with --output" "$capstan" report run text
