@@ -103,6 +103,9 @@ recipe_data() {  # recipe_data CAPSTAN NAME...: makes what recipes name under ru
       smoke)
         [ -f runs/data/smoke.h5 ] || "$capstan" prepare recipes/data/stories-heldout.jsonl --tokenizer bytes --output runs/data/smoke.h5 || return ;;
       pg19-train) recipe_books "$capstan" $name pg19/train pg19/train_extra || return ;;
+      pg19-quick)  # Middlemarch
+        [ -f runs/data/$name.h5 ] || { recipe_text pg19/train &&
+          "$capstan" prepare runs/data/text/pg19/train/145.txt --tokenizer $base_tokenizer --output runs/data/$name.h5; } || return ;;
       pg19-valid | pg19-test) recipe_books "$capstan" $name "pg19/${name#pg19-}" || return ;;
       proofs-test) recipe_books "$capstan" $name proofs/test || return ;;
       passkey-first) recipe_passkeys "$capstan" $name 1 6000 86 120 512 all || return ;;
@@ -111,6 +114,7 @@ recipe_data() {  # recipe_data CAPSTAN NAME...: makes what recipes name under ru
       passkey-4k-short) recipe_passkeys "$capstan" $name 5 1500 86 1500 4096 answer || return ;;
       passkey-4k) recipe_passkeys "$capstan" $name 4 800 128 4096 4096 answer || return ;;
       passkey-8k) recipe_passkeys "$capstan" $name 6 100 1024 8192 8192 answer || return ;;
+      passkey-quick) recipe_passkeys "$capstan" $name 6 12 1024 8192 8192 answer || return ;;
       passkey-32k) recipe_passkeys "$capstan" $name 7 24 4096 32768 32768 answer || return ;;
       *) echo "launch: no recipe data is called $name" >&2; return 2 ;;
     esac
