@@ -26,6 +26,7 @@ Command train_command();
 Command plan_command();
 Command perplexity_command();
 Command passkey_command();
+Command task_evaluation_command();
 Command generate_command();
 Command import_command();
 Command export_command();
