@@ -1,7 +1,6 @@
 #include "framework/task_evaluation.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 
 #include "framework/evaluation_batch.h"
@@ -141,14 +140,6 @@ void add_cells(TaskResult& result, const TokenFile& data, const std::vector<Exam
 
 AnswerTask model_task_answer(Model& model, parallel::Communicator& ring, std::int64_t tile) {
   return [&model, &ring, tile](const ScoredDocument& document) { return answer_with(model, ring, tile, document); };
-}
-
-Interval wilson_interval(std::int64_t right, std::int64_t examples) {
-  CAPSTAN_CHECK(examples > 0 && right >= 0 && right <= examples, "{} of {}", right, examples);
-  constexpr double z = 1.959963984540054;  // the normal distribution's 97.5 % point
-  const double n = double(examples), p = double(right) / n, center = p + z * z / (2 * n),
-               reach = z * std::sqrt(p * (1 - p) / n + z * z / (4 * n * n)), scale = 1 + z * z / n;
-  return {right == 0 ? 0 : (center - reach) / scale, right == examples ? 1 : (center + reach) / scale};  // exact ends
 }
 
 TaskResult evaluate_task(const parallel::ProcessGrid& grid, const TokenFile& data, std::int64_t max_examples,

@@ -54,12 +54,6 @@ struct TaskResult {
   std::vector<TaskCell> cells;  ///< in order of `at`; empty if the task has none
 };
 
-struct Interval {
-  double low, high;
-};
-/// Wilson's score interval of a share, with 95 % confidence (E. B. Wilson, J. Am. Stat. Assoc. 22, 1927).
-Interval wilson_interval(std::int64_t right, std::int64_t examples);
-
 /// Examples go over the data axis; sums run in the order of the examples, so that they do not depend on the ranks.
 /// max_examples: only the first ones; 0: all. Errors (bad_data): a file without a loss mask, or without an example.
 TaskResult evaluate_task(const parallel::ProcessGrid& grid, const TokenFile& data, std::int64_t max_examples,

@@ -1,10 +1,10 @@
 // What evaluate_task found, as JSON and as a table.
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 
 #include "framework/json.h"
+#include "framework/report/chart.h"  // wilson_interval
 #include "framework/task_evaluation.h"
 
 namespace capstan::framework {

@@ -48,7 +48,8 @@ ExitCode run_task(const Arguments& arguments, parallel::Communicator& world) {
   if (world.rank() != 0) return ExitCode::done;  // one rank's work, as in prepare
   const std::string name = arguments.positionals("TASK").front();
   const framework::TaskSettings settings = framework::complete_settings(name, settings_of(arguments));
-  const std::int64_t context = arguments.integer("context");
+  const std::int64_t asked = arguments.integer("context"),
+                     context = asked ? asked : framework::find_task(name)->context;
   const std::unique_ptr<framework::Task> task = framework::make_task(name, settings);
   const framework::Tokenizer& tokenizer = task->tokenizer();
   const std::int64_t examples = examples_of(arguments, *task, settings.set);
@@ -86,8 +87,8 @@ ExitCode run_task(const Arguments& arguments, parallel::Communicator& world) {
 std::string summaries() {
   std::string text;
   for (const framework::TaskEntry& task : framework::tasks()) {
-    text += fmt::format("{}{}: {}; {} to {} {}", text.empty() ? "" : " ", task.name, task.summary, task.shortest,
-                        task.longest, task.unit);
+    text += fmt::format("{}{}: {}; {} to {} {}, context {}", text.empty() ? "" : " ", task.name, task.summary,
+                        task.shortest, task.longest, task.unit, task.context);
     if (task.sets.size() > 1) text += fmt::format("; sets {}", fmt::join(task.sets, ", "));
     for (const std::string& setting : task.settings) text += "; --" + setting;
     text += ".";
@@ -118,9 +119,9 @@ Command task_command() {
       CommandOption::text("group", "", "NAME", "word_problem: s5, a5 or z60. Empty: s5."),
       CommandOption::text("answers", "", "NAME",
                           "word_problem: last (the product, once) or each (after every element). Empty: last."),
-      CommandOption::integer("context", 512, 1, most, "tokens",
+      CommandOption::integer("context", 0, 0, most, "tokens",
                              "No example crosses a multiple of this: train with this data.context, and with "
-                             "data.documents = separate."),
+                             "data.documents = separate. 0: the task's own."),
       CommandOption::choice("loss", "answer", {"answer", "all"},
                             "Tokens that count in training: the answer's, or all of an example's."),
       CommandOption::integer("seed", 1, 0, (std::int64_t(1) << 32) - 1, "", "Seed of the examples."),

@@ -85,7 +85,7 @@ std::unique_ptr<Task> make_addition_task(const TaskSettings& settings) {
 std::optional<std::vector<std::int64_t>> addition_cell(const std::string& text) {
   const std::size_t plus = text.find('+'), equal = text.find('=');
   if (plus == std::string::npos || equal == std::string::npos || equal < plus) return {};
-  return {{std::int64_t(plus), std::int64_t(equal - plus - 1)}};
+  return std::vector<std::int64_t>{std::int64_t(plus), std::int64_t(equal - plus - 1)};
 }
 
 }  // namespace capstan::framework

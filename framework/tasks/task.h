@@ -50,6 +50,7 @@ struct TaskEntry {
   std::string unit;                   ///< of lengths
   std::int64_t least = 0;             ///< shortest length that there is
   std::int64_t shortest, longest;     ///< by default
+  std::int64_t context;               ///< tokens that hold every example of these lengths
   std::vector<std::string> settings;  ///< those it looks at among variables, per-cell, group, answers
   std::unique_ptr<Task> (*make)(const TaskSettings& settings);
   std::vector<std::string> cells = {};  ///< what the evaluation sorts by: "length_a", "length_b"

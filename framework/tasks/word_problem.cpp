@@ -99,7 +99,7 @@ std::optional<std::vector<std::int64_t>> word_problem_cell(const std::string& te
   if (equal == std::string::npos) return {};
   std::int64_t spaces = 0;
   for (std::size_t i = 0; i < equal; ++i) spaces += text[i] == ' ';
-  return {{spaces + 1}};
+  return std::vector<std::int64_t>{spaces + 1};
 }
 
 }  // namespace capstan::framework

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
@@ -79,7 +80,8 @@ inline CopyFacts check_selective_copy(const Words& words) {
 
 struct CountingFacts {
   std::int64_t steps = 0, sets = 0, increments = 0, passes = 0, answer = 0;
-  std::map<std::string, std::int64_t> values;  ///< at the end
+  std::int64_t free_steps = 0, free_increments = 0;  ///< where no increment could be refused
+  std::map<std::string, std::int64_t> values;        ///< at the end
   Mask scored;
 };
 
@@ -88,6 +90,9 @@ inline CountingFacts check_counting(const Words& words) {
   facts.scored.assign(words.size(), 0);
   std::size_t at = 0;
   for (; at < words.size() && words[at] != "print"; ++facts.steps) {
+    const bool free = !facts.values.empty() && std::all_of(facts.values.begin(), facts.values.end(),
+                                                           [](const auto& value) { return value.second < 10; });
+    facts.free_steps += free;
     if (words[at] == "pass;") {
       ++facts.passes;
       ++at;
@@ -95,6 +100,7 @@ inline CountingFacts check_counting(const Words& words) {
       EXPECT_EQ(facts.values.count(words[at]), 1u) << words[at] << " is not there yet";
       EXPECT_LE(++facts.values[words[at]], 10);
       ++facts.increments;
+      facts.free_increments += free;
       at += 2;
     } else {
       EXPECT_EQ(Words({words.at(at + 1), words.at(at + 2), words.at(at + 3)}), (Words{"=", "0", ";"}));
