@@ -99,6 +99,7 @@ TEST(TaskEvaluation, ScoredTokensAreTheMasks) {
 TEST(TaskEvaluation, IsTheSameOnEveryGrid) {
   const TestFolder folder;
   const auto self = parallel::make_self_communicator();
+  std::int64_t right_tokens = 0;  // of all models together: one alone may always guess another
   const std::pair<const char*, TaskSettings> sets[] = {{"flipflop", lengths(4, 40)}, {"addition", lengths(1, 6)}};
   for (const auto& [name, settings] : sets) {
     const TokenFile data = task_file(folder, name, settings, 24);
@@ -106,7 +107,7 @@ TEST(TaskEvaluation, IsTheSameOnEveryGrid) {
       SCOPED_TRACE(fmt::format("{} {}", name, kind));
       const auto make_model = [&] { return small_model({kind, DType::f64, Device::ref, data.info().vocabulary}); };
       const TaskResult alone = evaluate_task(*make_model(), parallel::make_process_grid(*self, 1), data, 0, 8);
-      EXPECT_GT(alone.counts.right_tokens, 0);
+      right_tokens += alone.counts.right_tokens;
       EXPECT_LT(alone.counts.right_tokens, alone.counts.tokens);
       tests::for_rank_counts({1, 2, 3, 4}, [&](parallel::Communicator& world) {
         const auto model = make_model();
@@ -123,6 +124,7 @@ TEST(TaskEvaluation, IsTheSameOnEveryGrid) {
       });
     }
   }
+  EXPECT_GT(right_tokens, 0);
 }
 
 TEST(TaskEvaluation, IsGreedyDecoding) {
