@@ -76,9 +76,11 @@ std::string cell_table(const TaskResult& result) {
     sum.right += cell.right;
     columns[column];
   }
-  std::string text = fmt::format("  accuracy in % by {}{}\n  {:>9}", result.cell_names[0],
-                                 flat ? "" : " (down) and " + result.cell_names[1] + " (across)", "");
-  for (const auto& [column, unused] : columns) text += fmt::format("  {:>7}", flat ? "" : across.name(column));
+  std::string text = fmt::format("  accuracy in % by {}", result.cell_names[0]);
+  if (!flat) {
+    text += fmt::format(" (down) and {} (across)\n  {:>9}", result.cell_names[1], "");
+    for (const auto& [column, unused] : columns) text += fmt::format("  {:>7}", across.name(column));
+  }
   for (auto& [row, cells] : rows) {
     text += fmt::format("\n  {:>9}", down.name(row));
     for (const auto& [column, unused] : columns) {

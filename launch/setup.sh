@@ -70,6 +70,11 @@ recipe_data() {  # recipe_data CAPSTAN NAME...: makes what recipes name under ru
         [ -f "runs/data/$name.h5" ] || "$capstan" prepare "recipes/data/$name.jsonl" --tokenizer runs/stories260K --output "runs/data/$name.h5" || return ;;
       smoke)
         [ -f runs/data/smoke.h5 ] || "$capstan" prepare recipes/data/stories-heldout.jsonl --tokenizer bytes --output runs/data/smoke.h5 || return ;;
+      task-*)  # by the commands in the recipe's own header
+        [ -f "runs/data/$name.h5" ] || while read -r line; do
+          # shellcheck disable=SC2086  # words, none of them quoted
+          "$capstan" $line || return
+        done < <(sed -n 's|^# *build/capstan \(task .*\)|\1|p' "recipes/$name.cfg") ;;
       *) echo "launch: no recipe data is called $name" >&2; return 2 ;;
     esac
   done

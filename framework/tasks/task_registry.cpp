@@ -15,7 +15,7 @@ const std::vector<TaskEntry>& tasks() {
        {"train"},
        "tokens",
        1,
-       128,
+       256,
        512,
        512,
        {},

@@ -7,7 +7,8 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder" || exit
 ln -s "$root/recipes" recipes
-recipe_data "$capstan" stories260K stories-train stories-heldout smoke > "$folder/log" 2>&1 || { cat "$folder/log"; exit 1; }
+mapfile -t tasks < <(cd recipes && printf '%s\n' task-*.cfg | sed 's/\.cfg$//')
+recipe_data "$capstan" stories260K stories-train stories-heldout smoke "${tasks[@]}" > "$folder/log" 2>&1 || { cat "$folder/log"; exit 1; }
 
 for recipe in recipes/*.cfg; do
   answer=$("$capstan" plan "$recipe" --ranks 1 2>&1 < /dev/null) || echo "$recipe:1: plan fails: $(tail -n 1 <<< "$answer")"
