@@ -87,7 +87,7 @@ ExitCode run_task(const Arguments& arguments, parallel::Communicator& world) {
 std::string summaries() {
   std::string text;
   for (const framework::TaskEntry& task : framework::tasks()) {
-    text += fmt::format("{}{}: {}; {} to {} {}, context {}", text.empty() ? "" : " ", task.name, task.summary,
+    text += fmt::format("{}{}: {}; {} to {} {}, context {}", text.empty() ? "" : "\n", task.name, task.summary,
                         task.shortest, task.longest, task.unit, task.context);
     if (task.sets.size() > 1) text += fmt::format("; sets {}", fmt::join(task.sets, ", "));
     for (const std::string& setting : task.settings) text += "; --" + setting;
