@@ -30,7 +30,7 @@ struct CheckpointHeader {
   ModelConfig model;                 ///< resolved: no zero sizes
   PositionConfig position;           ///< resolved
   std::string recipe;                ///< effective config of the run; empty for an imported model
-  std::string tokenizer;             ///< "bytes", "tokenizer.model", "tokenizer.json", or empty
+  std::string tokenizer;             ///< a built-in, "tokenizer.model", "tokenizer.json", or empty
   std::vector<std::int32_t> end_tokens;
   std::int32_t bos = -1;
 };

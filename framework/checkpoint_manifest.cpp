@@ -209,9 +209,9 @@ CheckpointHeader read_header(const Reader& root) {
   root.field("end_tokens").for_each([&](const Reader& id) {
     header.end_tokens.push_back(std::int32_t(id.integer(0, header.model.vocabulary - 1)));
   });
-  if (header.tokenizer != "" && header.tokenizer != "bytes" && !is_tokenizer_file(header.tokenizer))
-    root.refuse("tokenizer '{}', allowed are bytes, {}, {} and none", printable(header.tokenizer), tokenizer_model_name,
-                tokenizer_json_name);
+  if (header.tokenizer != "" && !is_builtin_tokenizer(header.tokenizer) && !is_tokenizer_file(header.tokenizer))
+    root.refuse("tokenizer '{}', allowed are {}, {}, {} and none", printable(header.tokenizer),
+                fmt::join(builtin_tokenizers(), ", "), tokenizer_model_name, tokenizer_json_name);
   return header;
 }
 

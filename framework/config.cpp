@@ -143,8 +143,9 @@ void declare(Table& t, DataConfig& d) {
   t.text("weights", d.weights, "NUMBERS", "One weight per training file, separated by commas. Empty: by tokens.");
   t.text("validation", d.validation, "FILE", "Token file for the validation loss. Empty: none.");
   t.text(
-      "tokenizer", d.tokenizer, "bytes|MODEL",
-      "Tokenizer that made the files, checked and put into checkpoints. Empty: model.from's; bytes needs no naming.");
+      "tokenizer", d.tokenizer, "bytes|task:NAME|MODEL",
+      "Tokenizer that made the files, checked and put into checkpoints. Empty: model.from's; bytes and task:NAME need "
+      "no naming.");
   t.integer("context", d.context, 1, longest, "tokens", "Length of a training sequence.");
   t.choice("documents", d.documents, {"separate", "joined"},
            "separate: attention and positions stay within a document; joined: one stream of text.");

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "framework/evaluation_batch.h"
 #include "framework/json.h"
 #include "kernels/host_view.h"
 
@@ -38,33 +39,14 @@ std::int64_t bucket_size(std::int64_t window) { return std::max<std::int64_t>(12
 /// NLL of each position of a window that counts, 0 elsewhere; the same on every rank of the ring.
 std::vector<double> window_nll(Model& model, parallel::Communicator& ring, const TokenFile& data, const Window& window,
                                const PerplexityOptions& options) {
-  const std::vector<std::int32_t> ids = data.read(window.begin, window.begin + window.length + 1);
-  for (std::size_t i = 0; i < ids.size(); ++i)
-    if (ids[i] >= model.config().vocabulary)
-      fail(ExitCode::bad_data,
-           "{}: token {} is id {}; the model knows ids 0 to {}; prepare the file with the model's tokenizer",
-           data.path(), window.begin + std::int64_t(i), ids[i], model.config().vocabulary - 1);
+  const std::vector<std::int32_t> ids = read_for_model(data, model, window.begin, window.begin + window.length + 1);
+  std::vector<std::int32_t> targets(ids.begin() + 1, ids.end());
+  std::fill(targets.begin(), targets.begin() + window.count_from, -1);
 
   const parallel::Ring shared = model.make_ring(ring, window.length, options.tile);
-  const parallel::SequenceLayout& layout = shared.layout;
-  const std::vector<std::int64_t> index = layout.local_index(ring.rank());
-  const Device device = model.device(), filled = kernels::filled_on(device);
-  const Shape shape{1, std::int64_t(index.size())};
-  Batch batch{window.length,
-              model.position().length ? model.position().length : options.window,
-              Tensor(shape, DType::i32, filled),
-              Tensor(shape, DType::i32, filled),
-              Tensor(shape, DType::i64, filled),
-              Tensor(shape, DType::i64, filled),
-              Tensor(shape, DType::i64, filled),
-              {}};
-  for (std::size_t t = 0; t < index.size(); ++t) {
-    const std::int64_t at = index[t];
-    batch.tokens.as<std::int32_t>()[t] = ids[static_cast<std::size_t>(at)];
-    batch.targets.as<std::int32_t>()[t] = at < window.count_from ? -1 : ids[static_cast<std::size_t>(at + 1)];
-    batch.index.as<std::int64_t>()[t] = batch.position.as<std::int64_t>()[t] = at;
-  }
-  batch.move_to(device);
+  const std::vector<std::int64_t> index = shared.layout.local_index(ring.rank());
+  const std::int64_t declared = model.position().length ? model.position().length : options.window;
+  const Batch batch = evaluation_batch({ids.begin(), ids.end() - 1}, targets, index, declared, model.device());
   const Pass pass = model.forward(shared, batch, options.tile, Keep::nothing);
   const std::vector<double> nll = kernels::host_values<double>(pass.nll);
 

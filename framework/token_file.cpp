@@ -65,6 +65,8 @@ TokenFileInfo read_attributes(const Hdf5File& file) {
   info.tokenizer_hash = file.text("tokenizer_hash");
   info.source = file.text("source");
   info.checksum = file.text("checksum");
+  if (file.has_attribute("task")) info.task = file.text("task");
+  if (file.has_attribute("set")) info.set = file.text("set");
   return info;
 }
 
@@ -215,6 +217,8 @@ void write_attributes(Hdf5File& file, const TokenFileInfo& info, const std::stri
   file.set_text("tokenizer_hash", info.tokenizer_hash);
   file.set_text("source", info.source);
   file.set_text("checksum", checksum);
+  if (!info.task.empty()) file.set_text("task", info.task);
+  if (!info.set.empty()) file.set_text("set", info.set);
 }
 
 template <class T> void add(Hasher& hasher, const std::vector<T>& values) {

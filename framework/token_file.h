@@ -6,9 +6,9 @@
 //   /documents  [n + 1] int64, offset of each document; last = N
 //   /words      [n] int64, words between white space of each document's text (for per-word perplexity)
 //   /loss_mask  [N] uint8, only in files of tasks: 1 where the token counts as a target, 0 where it does not
-//   attributes: format = "capstan-tokens-1" ("capstan-tokens-2" with a loss mask), vocabulary, bos (-1: none), end ("1,2"), tokenizer (name), tokenizer_hash
-//               (xxh3 of the model file, hex), source (text), checksum (xxh3 over the bytes of tokens, documents, words,
-//               loss_mask)
+//   attributes: format = "capstan-tokens-1" ("capstan-tokens-2" with a loss mask), vocabulary, bos (-1: none), end
+//               ("1,2"), tokenizer (name), tokenizer_hash (xxh3 of the model file, hex), source (text), checksum (xxh3
+//               over the bytes of tokens, documents, words, loss_mask); only in files of tasks: task, set (names)
 //
 // Every document has at least one token. bos and end tell what the documents carry, not what the tokenizer could add.
 
@@ -24,6 +24,7 @@ struct TokenFileInfo {
   std::int32_t bos = -1;
   std::vector<std::int32_t> end;  ///< ids that end a document
   std::string tokenizer, tokenizer_hash, checksum, source;
+  std::string task, set;   ///< what `capstan task` made; else empty
   bool loss_mask = false;  ///< set by the file: some tokens do not count as targets
 };
 

@@ -60,11 +60,11 @@ class ByteTokenizer final : public Tokenizer {
   std::vector<std::int32_t> end_;
 };
 
-/// A tokenizer as found: the word "bytes", or the path of a file and, for GPT-2's pair, of its merges.
+/// A tokenizer as found: the name of a built-in, or the path of a file and, for GPT-2's pair, of its merges.
 struct Found {
   std::string file, merges;
 
-  bool is_bytes() const { return file == "bytes"; }
+  bool is_builtin() const { return is_builtin_tokenizer(file); }
   bool is_pair() const { return !merges.empty(); }
   bool is_json() const { return is_pair() || path(file).extension() == ".json"; }
 };
@@ -88,11 +88,16 @@ Found find_in_folder(const std::string& folder) {
   }
   std::string word = read_file(note, 64);
   while (!word.empty() && std::isspace(static_cast<unsigned char>(word.back()))) word.pop_back();
-  if (word != "bytes") fail(ExitCode::bad_data, "{}: says '{}'; allowed is 'bytes'", note, printable(word));
+  if (!is_builtin_tokenizer(word))
+    fail(ExitCode::bad_data, "{}: says '{}'; allowed are '{}'", note, printable(word),
+         fmt::join(builtin_tokenizers(), "', '"));
   return {word, ""};
 }
 
 Found find(const std::string& which) {
+  if (which.starts_with("task:") && !is_builtin_tokenizer(which))
+    fail(ExitCode::io, "{}: no such tokenizer; there are {}, and files", printable(which),
+         fmt::join(builtin_tokenizers(), ", "));
   return std::filesystem::is_directory(which) ? find_in_folder(which) : Found{which, ""};
 }
 
@@ -103,19 +108,31 @@ std::string bytes_of(const Found& found) {
 
 }  // namespace
 
+std::vector<std::string> builtin_tokenizers() {
+  std::vector<std::string> names = parts::word_tokenizers();
+  names.insert(names.begin(), "bytes");
+  return names;
+}
+
+bool is_builtin_tokenizer(const std::string& name) {
+  const std::vector<std::string> names = builtin_tokenizers();
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
 bool is_tokenizer_file(const std::string& name) { return name == tokenizer_model_name || name == tokenizer_json_name; }
 
 TokenizerFile tokenizer_file(const std::string& which) {
   const Found found = find(which);
-  if (found.is_bytes()) return {"bytes", ""};
+  if (found.is_builtin()) return {found.file, ""};
   return {found.is_json() ? tokenizer_json_name : tokenizer_model_name, bytes_of(found)};
 }
 
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& which, const std::vector<std::int32_t>& end) {
   const Found found = find(which);
   std::unique_ptr<Tokenizer> tokenizer;
-  if (found.is_bytes()) {
-    tokenizer = std::make_unique<ByteTokenizer>(end);
+  if (found.is_builtin()) {
+    tokenizer = parts::make_words(found.file, end);
+    if (!tokenizer) tokenizer = std::make_unique<ByteTokenizer>(end);
   } else if (found.is_json()) {
     const path folder = path(found.file).parent_path();
     const std::string name = found.is_pair() ? (folder / tokenizer_json_name).string() : found.file;

@@ -25,9 +25,9 @@ void check_vocabulary(const Dataset& data, std::int64_t vocabulary) {
            file.path(), file.info().vocabulary, vocabulary);
 }
 
-/// "bytes", or the hash of the tokenizer's file.
+/// Of a built-in, or of the tokenizer's file.
 std::string hash_of(const TextConventions& text) {
-  if (text.tokenizer == "bytes") return "bytes";
+  if (is_builtin_tokenizer(text.tokenizer)) return make_tokenizer(text.tokenizer)->hash();
   return hex(xxh3_of(text.tokenizer_model.data(), text.tokenizer_model.size()));
 }
 
@@ -45,6 +45,13 @@ void require_tokenizer(const TrainingData& data, const std::string& owner, const
                        const std::string& hash) {
   require_tokenizer(data.train, owner, name, hash);
   if (data.validation) require_tokenizer(*data.validation, owner, name, hash);
+}
+
+/// The built-in that made these tokens; empty if none did. Told by the hash: a file may have any name.
+std::string builtin_of(const TokenFileInfo& info) {
+  for (const std::string& name : builtin_tokenizers())
+    if (make_tokenizer(name)->hash() == info.tokenizer_hash) return name;
+  return "";
 }
 
 }  // namespace
@@ -86,7 +93,7 @@ TextConventions text_conventions(const Recipe& recipe, const TrainingData& data,
     text.tokenizer = file.name;
     text.tokenizer_model = file.bytes;
   }
-  if (text.tokenizer.empty() && info.tokenizer_hash == "bytes") text.tokenizer = "bytes";  // built in: needs no file
+  if (text.tokenizer.empty()) text.tokenizer = builtin_of(info);  // needs no file
   if (text.bos < 0) text.bos = info.bos;
   if (text.end_tokens.empty()) text.end_tokens = info.end;
   return text;

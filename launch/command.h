@@ -27,6 +27,7 @@ Command plan_command();
 Command perplexity_command();
 Command passkey_command();
 Command needle_command();
+Command task_evaluation_command();
 Command generate_command();
 Command import_command();
 Command export_command();

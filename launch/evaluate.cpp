@@ -13,17 +13,6 @@ namespace capstan::launch {
 
 namespace {
 
-/// A file made with another tokenizer has other ids for the same words: its figure would be meaningless, yet look like
-/// one.
-void check_same_tokenizer(const framework::TokenFile& data, const EvaluatedModel& loaded) {
-  const framework::TokenFileInfo& info = data.info();
-  if (loaded.tokenizer && info.tokenizer_hash != loaded.tokenizer->hash())
-    fail(ExitCode::bad_data,
-         "{}: made with tokenizer {} ({}), the model {} has {} ({}); prepare the text with the model's tokenizer",
-         data.path(), info.tokenizer, info.tokenizer_hash, loaded.folder, loaded.tokenizer->name(),
-         loaded.tokenizer->hash());
-}
-
 framework::PerplexityOptions perplexity_options(const Arguments& arguments) {
   framework::PerplexityOptions options;
   options.window = arguments.integer("window");

@@ -89,6 +89,15 @@ EvaluatedModel load_evaluated_model(const Arguments& arguments, parallel::Commun
   return loaded;
 }
 
+void check_same_tokenizer(const framework::TokenFile& data, const EvaluatedModel& loaded) {
+  const framework::TokenFileInfo& info = data.info();
+  if (loaded.tokenizer && info.tokenizer_hash != loaded.tokenizer->hash())
+    fail(ExitCode::bad_data,
+         "{}: made with tokenizer {} ({}), the model {} has {} ({}); prepare the text with the model's tokenizer",
+         data.path(), info.tokenizer, info.tokenizer_hash, loaded.folder, loaded.tokenizer->name(),
+         loaded.tokenizer->hash());
+}
+
 parallel::ProcessGrid evaluation_grid(const Arguments& arguments, parallel::Communicator& world) {
   const std::int64_t ring = arguments.integer("ring");
   return parallel::make_process_grid(world, ring ? int(ring) : world.size());

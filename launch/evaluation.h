@@ -8,6 +8,7 @@
 
 #include "framework/checkpoint.h"
 #include "framework/result_journal.h"
+#include "framework/token_file.h"
 #include "launch/command.h"
 #include "parallel/placement.h"
 #include "parallel/process_grid.h"
@@ -38,6 +39,10 @@ struct EvaluatedModel {
 /// Loads what --model names; --position.* options win over the model's own.
 /// All ranks call; ranks whose binary or model differ are refused.
 EvaluatedModel load_evaluated_model(const Arguments& arguments, parallel::Communicator& world);
+
+/// A file made with another tokenizer has other ids for the same words: its figure would be meaningless, yet look like
+/// one. Error (bad_data). A model without a tokenizer takes any file.
+void check_same_tokenizer(const framework::TokenFile& data, const EvaluatedModel& loaded);
 
 /// The rank on --device. It must outlive the model, and its world() serves the rest of the command. Called by all ranks.
 parallel::OnDevice evaluation_place(const Arguments& arguments, parallel::Communicator& world);

@@ -123,10 +123,11 @@ ExitCode run_export(const Arguments& arguments, parallel::Communicator& world) {
     fs::remove(join(output, name), problem);
   framework::write_safetensors(join(output, "model.safetensors"), tensors,
                                {{"format", "pt"}, export_mark});  // Hugging Face refuses a file without it
-  const bool byte_tokenizer = checkpoint.header().tokenizer == "bytes";
-  if (byte_tokenizer) framework::write_text_atomically(join(output, "tokenizer"), "bytes\n");
-  if (framework::is_tokenizer_file(checkpoint.header().tokenizer))
-    framework::write_text_atomically(join(output, checkpoint.header().tokenizer), checkpoint.extras().tokenizer_model);
+  const std::string& tokenizer = checkpoint.header().tokenizer;
+  if (framework::is_builtin_tokenizer(tokenizer))
+    framework::write_text_atomically(join(output, "tokenizer"), tokenizer + "\n");
+  if (framework::is_tokenizer_file(tokenizer))
+    framework::write_text_atomically(join(output, tokenizer), checkpoint.extras().tokenizer_model);
   framework::write_text_atomically(join(output, "config.json"), config_text(checkpoint, dtype));
   verify(output, tensors, checkpoint.header());
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t width = 120, indent = 2;
 
-/// "  left   right", with `right` wrapped into its own column.
+/// "  left   right", with `right` wrapped into its own column; its line breaks stay.
 std::string row(const std::string& left, const std::string& right, std::size_t column) {
   std::string result = std::string(indent, ' ') + left, line;
   const auto flush = [&] {
@@ -23,9 +23,10 @@ std::string row(const std::string& left, const std::string& right, std::size_t c
     line.clear();
   };
   for (std::size_t begin = 0; begin < right.size();) {
-    const std::size_t end = std::min(right.find(' ', begin), right.size());
+    const std::size_t end = std::min(right.find_first_of(" \n", begin), right.size());
     if (!line.empty() && column + line.size() + 1 + (end - begin) > width) flush();
     line += (line.empty() ? "" : " ") + right.substr(begin, end - begin);
+    if (end < right.size() && right[end] == '\n') flush();
     begin = end + 1;
   }
   flush();

@@ -116,6 +116,11 @@ recipe_data() {  # recipe_data CAPSTAN NAME...: makes what recipes name under ru
       passkey-8k) recipe_passkeys "$capstan" $name 6 100 1024 8192 8192 answer || return ;;
       passkey-quick) recipe_passkeys "$capstan" $name 6 12 1024 8192 8192 answer || return ;;
       passkey-32k) recipe_passkeys "$capstan" $name 7 24 4096 32768 32768 answer || return ;;
+      task-*)  # by the commands in the recipe's own header
+        [ -f "runs/data/$name.h5" ] || while read -r line; do
+          # shellcheck disable=SC2086  # words, none of them quoted
+          "$capstan" $line || return
+        done < <(sed -n 's|^# *build/capstan \(task .*\)|\1|p' "recipes/$name.cfg") ;;
       *) echo "launch: no recipe data is called $name" >&2; return 2 ;;
     esac
   done

@@ -22,6 +22,10 @@ bool is_mark(std::int32_t id, std::int32_t bos, const std::vector<std::int32_t>&
 std::unique_ptr<Tokenizer> make_sentencepiece(const std::string& path, const std::string& bytes,
                                               std::vector<std::int32_t> end);
 
+/// Names of the word lists of tasks ("task:flipflop"), and one of them, or null if there is none of that name.
+std::vector<std::string> word_tokenizers();
+std::unique_ptr<Tokenizer> make_words(const std::string& name, std::vector<std::int32_t> end);
+
 /// BOS or the end of a text, as a file beside tokenizer.json names it: by text or by ids; neither: no file does.
 struct Mark {
   std::string field;  ///< where it stands, for errors

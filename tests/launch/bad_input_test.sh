@@ -193,6 +193,8 @@ refuse 78 "command line over model: position.factor = 2 has no effect with posit
   "$capstan" eval perplexity --model model --data pieces.h5 --window 8 --position.factor 2
 refuse 65 "bytes.h5: made with tokenizer bytes" "$capstan" eval perplexity --model model --data bytes.h5 --window 8
 refuse 74 "none.model: cannot open" "$capstan" train r.cfg --data.tokenizer none.model --run none
+refuse 74 "task:flip: no such tokenizer; there are bytes, task:flipflop, " \
+  "$capstan" train r.cfg --data.tokenizer task:flip --run none
 refuse 65 "run/checkpoints/step-000002: names no end token" \
   "$capstan" generate --model run --documents 1 --output new.jsonl
 accept "Once" "$capstan" generate --model run --prompt Once --tokens 4
@@ -224,6 +226,23 @@ refuse 2 "2 runs: name the page with --output" "$capstan" report run text
 refuse 74 "nowhere: no such run folder" "$capstan" report nowhere
 accept "saved to run/report.html" "$capstan" report run
 rm run/report.html
+
+echo "tasks"
+"$capstan" task flipflop --shortest 4 --longest 8 --examples 9 --context 32 --output flips.h5 > "$work/log"
+"$capstan" train r.cfg --data.train flips.h5 --run flips > "$work/log"
+refuse 2 "flip: no such task; there are passkey, repeat, flipflop, " "$capstan" task flip --output new.h5
+refuse 2 "--set grid: flipflop has the sets train, test, sparse, dense" \
+  "$capstan" task flipflop --set grid --output new.h5
+refuse 2 "--group s5: counting has no such setting; its own are variables" \
+  "$capstan" task counting --group s5 --output new.h5
+refuse 2 "--context 512: example 0 has 513 tokens" "$capstan" task flipflop --context 512 --output new.h5
+refuse 65 "bytes.h5: has no loss mask, so nothing in it is an answer; make it with" \
+  "$capstan" eval task --model run --data bytes.h5
+refuse 65 "flips.h5: made with tokenizer task:flipflop *, the model run/* has bytes" \
+  "$capstan" eval task --model run --data flips.h5
+refuse 65 "flips.h5: made with tokenizer task:flipflop *, but data.tokenizer = task:counting is task:counting" \
+  "$capstan" train r.cfg --data.train flips.h5 --data.tokenizer task:counting --run none
+accept "flipflop, train" $(ranks 2) eval task --model flips --data flips.h5 --ring 2
 
 echo "models"
 refuse 74 "none: no such folder" "$capstan" generate --model none --prompt a

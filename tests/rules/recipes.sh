@@ -8,8 +8,9 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder" || exit
 ln -s "$root/recipes" recipes
+mapfile -t tasks < <(cd recipes && printf '%s\n' task-*.cfg | sed 's/\.cfg$//')
 prepared() {
-  recipe_data "$capstan" stories260K stories-train stories-heldout smoke base-4k && recipe_text pg19/test &&
+  recipe_data "$capstan" stories260K stories-train stories-heldout smoke base-4k "${tasks[@]}" && recipe_text pg19/test &&
     "$capstan" prepare runs/data/text/pg19/test/9931.txt --tokenizer $base_tokenizer --output book.h5
 }
 prepared > log 2>&1 || { cat log; exit 1; }
