@@ -110,9 +110,9 @@ recipe_data() {  # recipe_data CAPSTAN NAME...: makes what recipes name under ru
       proofs-test) recipe_books "$capstan" $name proofs/test || return ;;
       passkey-first) recipe_passkeys "$capstan" $name 1 6000 86 120 512 all || return ;;
       passkey-512) recipe_passkeys "$capstan" $name 2 4000 86 400 512 answer || return ;;
-      passkey-1k) recipe_passkeys "$capstan" $name 3 2000 86 1024 1024 answer || return ;;
       passkey-4k-short) recipe_passkeys "$capstan" $name 5 1500 86 1500 4096 answer || return ;;
       passkey-4k) recipe_passkeys "$capstan" $name 4 800 128 4096 4096 answer || return ;;
+      passkey-4k-long) recipe_passkeys "$capstan" $name 8 400 2048 4096 4096 answer || return ;;
       passkey-8k) recipe_passkeys "$capstan" $name 6 100 1024 8192 8192 answer || return ;;
       passkey-quick) recipe_passkeys "$capstan" $name 6 12 1024 8192 8192 answer || return ;;
       passkey-32k) recipe_passkeys "$capstan" $name 7 24 4096 32768 32768 answer || return ;;

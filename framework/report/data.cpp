@@ -211,9 +211,10 @@ std::string data_text(const std::string& path) {
   } catch (const Error&) { return path; }
 }
 
-/// A tokenizer that is no "bytes" goes by its file's hash, whatever the name: so do token files that were made with it.
+/// A tokenizer that is not built in goes by its file's hash, whatever the name: so do token files that were made with it.
 std::string tokenizer_of(const Manifest& manifest) {
-  if (manifest.header.tokenizer.empty() || manifest.header.tokenizer == "bytes") return manifest.header.tokenizer;
+  const std::string& name = manifest.header.tokenizer;
+  if (name.empty() || is_builtin_tokenizer(name)) return name;
   for (const ManifestFile& file : manifest.files)
     if (is_tokenizer_file(file.name)) return file.xxh3;
   return "";
@@ -225,7 +226,7 @@ std::string tokenizer_of_data(const std::string& files) {
   try {
     const TokenFile file = TokenFile::open(paths.front());
     const TokenFileInfo& info = file.info();
-    return info.tokenizer == "bytes" ? "bytes" : info.tokenizer_hash;
+    return is_builtin_tokenizer(info.tokenizer) ? info.tokenizer : info.tokenizer_hash;
   } catch (const Error&) { return ""; }
 }
 
