@@ -29,6 +29,7 @@ Command passkey_command();
 Command needle_command();
 Command task_evaluation_command();
 Command generate_command();
+Command logits_command();
 Command import_command();
 Command export_command();
 Command inspect_command();

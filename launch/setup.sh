@@ -67,7 +67,7 @@ recipe_text() {  # recipe_text FOLDER: unpacks pg19/train, pg19/valid, … from 
   [ -d "runs/data/text/$1" ] && return
   rm -rf runs/data/unpacking
   mkdir -p runs/data/unpacking "runs/data/text/${1%/*}" || return
-  tar -xJf "recipes/data/$archive.tar.xz" -C runs/data/unpacking "$1" && mv "runs/data/unpacking/$1" "runs/data/text/$1"
+  tar -xJf "recipes/data/$archive.tar.xz" -C runs/data/unpacking "$1" && mv "runs/data/unpacking/$1" "runs/data/text/$1" && rm -r runs/data/unpacking
 }
 
 base_tokenizer=recipes/models/base-4k/tokenizer.model
