@@ -187,7 +187,9 @@ void check_runs(const SweepPlan& plan, int ranks) {
       if (plan.sets.empty() && !data.validation)
         fail(ExitCode::config, "{} names no data.validation: give --eval FILE,…, or that", plan.recipe);
       check_tokenizers(plan, data);
-      framework::make_plan(resolved, ranks);
+      if (framework::make_plan(resolved, ranks).trainable == 0)
+        fail(ExitCode::config, "train.trainable = {} and train.frozen = {} leave nothing to train",
+             resolved.train.trainable, resolved.train.frozen);
       for (std::int64_t seed = 0; seed < plan.seeds; ++seed)
         check_folder(plan, plan.runs[first + std::size_t(seed)], resolved);
     });

@@ -248,6 +248,8 @@ TEST_F(Sweep, RefusesWhatCannotBeBeforeItTrains) {
   expect_parts(refused(ExitCode::io, over({"--eval", folder / "absent.h5"})), {"absent.h5"});
   expect_parts(refused(ExitCode::config, over({"--data.validation="})), {"data.validation", "--eval"});
   expect_parts(refused(ExitCode::config, {"--over", "model.heads=2,3"}), {"3: ", "heads"});
+  expect_parts(refused(ExitCode::config, {"--over", "train.frozen=lm_head,*"}),
+               {"train.frozen = *", "nothing to train"});
   expect_parts(refused(ExitCode::config, over({"--grid.schedule", "zigzag"})), {"cope: ", "ordered_pull"});
   capstan(
       {"task", "counting", "--longest", "9", "--context", "64", "--examples", "9", "--output", folder / "other.h5"});
