@@ -91,8 +91,8 @@ static bool is_terminal() {
   return isatty(STDOUT_FILENO) && term && std::string(term) != "dumb";
 }
 
-MetricsLog::MetricsLog(const std::string& run_folder, std::int64_t step, std::int64_t steps)
-    : path_(run_folder + "/metrics.jsonl"), steps_(steps), terminal_(is_terminal()) {
+MetricsLog::MetricsLog(const std::string& run_folder, std::int64_t step, std::int64_t steps, bool quiet)
+    : path_(run_folder + "/metrics.jsonl"), steps_(steps), terminal_(is_terminal()), quiet_(quiet) {
   if (std::filesystem::exists(path_)) {
     std::string kept;
     std::stringstream lines(read_file(path_));
@@ -129,7 +129,7 @@ void MetricsLog::write(const StepMetrics& m) {
   const std::string line = out.dump() + "\n";
   if (std::fputs(line.c_str(), file_) < 0 || std::fflush(file_) != 0)
     fail(ExitCode::io, "{}: cannot be written: is the disk full?", path_);
-  show_progress(m);
+  if (!quiet_) show_progress(m);
 }
 
 void MetricsLog::show_progress(const StepMetrics& m) {
@@ -151,6 +151,7 @@ void MetricsLog::show_progress(const StepMetrics& m) {
 }
 
 void MetricsLog::say(const std::string& line) {
+  if (quiet_) return;
   fmt::print("{}{}\n", line_open_ ? "\n" : "", line);
   std::fflush(stdout);
   line_open_ = false;

@@ -33,8 +33,8 @@ std::vector<LayerStats> sum_over_ranks(parallel::Communicator& world, const std:
 
 class MetricsLog {
  public:
-  /// Lines after `step` are cut. `steps`: of the whole run, for the ETA.
-  MetricsLog(const std::string& run_folder, std::int64_t step, std::int64_t steps);
+  /// Lines after `step` are cut. `steps`: of the whole run, for the ETA. `quiet`: nothing goes to stdout.
+  MetricsLog(const std::string& run_folder, std::int64_t step, std::int64_t steps, bool quiet = false);
   ~MetricsLog();
   MetricsLog(const MetricsLog&) = delete;
 
@@ -48,7 +48,7 @@ class MetricsLog {
   std::string path_;
   std::FILE* file_ = nullptr;
   std::int64_t steps_;
-  bool terminal_;
+  bool terminal_, quiet_;
   bool line_open_ = false;
   std::deque<double> recent_seconds_;  // of the last steps, for tokens/s and ETA
   double last_shown_ = 0;

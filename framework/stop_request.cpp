@@ -1,5 +1,6 @@
 #include "framework/stop_request.h"
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -9,6 +10,7 @@ namespace capstan::framework {
 namespace {
 
 volatile std::sig_atomic_t signal_seen = 0;
+std::atomic<int> requests = 0;  // that exist
 
 extern "C" void remember_signal(int number) { signal_seen = number; }
 
@@ -22,12 +24,14 @@ double monotonic_seconds() {
 
 StopRequest::StopRequest(std::string run_folder, double max_seconds)
     : stop_file_(run_folder + "/stop"), max_seconds_(max_seconds), started_(monotonic_seconds()) {
+  if (requests++ == 0) signal_seen = 0;
   struct sigaction action {};
   action.sa_handler = remember_signal;
   action.sa_flags = SA_RESTART;
   for (int number : {SIGTERM, SIGUSR1, SIGUSR2, SIGINT}) sigaction(number, &action, nullptr);
-  signal_seen = 0;
 }
+
+StopRequest::~StopRequest() { --requests; }
 
 std::string StopRequest::reason(parallel::Communicator& world) {
   std::int64_t mine = none;

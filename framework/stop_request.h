@@ -10,8 +10,11 @@ namespace capstan::framework {
 
 class StopRequest {
  public:
-  /// Installs the signal handlers of this process. max_seconds 0: no limit.
+  /// Installs the signal handlers of this process. max_seconds 0: no limit. The first of those that exist at a time forgets
+  /// earlier signals; to the others those that come from then on count.
   StopRequest(std::string run_folder, double max_seconds);
+  ~StopRequest();
+  StopRequest(const StopRequest&) = delete;
 
   /// Called by all ranks after each step; the same answer on all: why to stop, or empty.
   std::string reason(parallel::Communicator& world);

@@ -304,9 +304,8 @@ void Trainer::load(const Checkpoint& checkpoint) {
   }
 }
 
-/// A rerun goes on with the run that it finds; what would change its results is refused by name.
-void Trainer::refuse_changes(const std::string& run_folder) const {
-  Recipe before, now = recipe_;
+void refuse_changed_recipe(const Recipe& recipe, const std::string& run_folder) {
+  Recipe before, now = recipe;
   read_recipe(before, run_folder + "/config.cfg");
   const std::vector<Option> old_options = options(before), new_options = options(now);
   for (std::size_t i = 0; i < old_options.size(); ++i)
@@ -349,7 +348,7 @@ void Trainer::announce(const std::string& run_folder, const std::string& resumed
   std::fflush(stdout);
 }
 
-ExitCode Trainer::run(const std::string& run_folder) {
+ExitCode Trainer::run(const std::string& run_folder, const RunContext& context) {
   const std::string checkpoints = run_folder + "/checkpoints";
   std::unique_ptr<FolderLock> lock;
   on_rank_0(world_, [&] {
@@ -365,14 +364,14 @@ ExitCode Trainer::run(const std::string& run_folder) {
   });
   const std::string found = world_.broadcast(world_.rank() == 0 ? newest_checkpoint(run_folder) : std::string(), 0);
   if (!found.empty()) {
-    on_rank_0(world_, [&] { refuse_changes(run_folder); });
+    on_rank_0(world_, [&] { refuse_changed_recipe(recipe_, run_folder); });
     load(Checkpoint::open(found));
   }
   on_rank_0(world_, [&] { write_text_atomically(run_folder + "/config.cfg", write_recipe(recipe_)); });
-  announce(run_folder, found);
+  if (!context.quiet) announce(run_folder, found);
 
   std::unique_ptr<MetricsLog> log;
-  on_rank_0(world_, [&] { log = std::make_unique<MetricsLog>(run_folder, step_, recipe_.train.steps); });
+  on_rank_0(world_, [&] { log = std::make_unique<MetricsLog>(run_folder, step_, recipe_.train.steps, context.quiet); });
   const auto say = [&](const std::string& line) {
     if (log) log->say(line);
   };
@@ -404,7 +403,9 @@ ExitCode Trainer::run(const std::string& run_folder) {
     if (last || every(recipe_.train.validate_every)) metrics.validation_loss = validate();
     if (log) log->write(metrics);
     if (last || every(recipe_.checkpoint.every)) save_now();
-    if (const std::string reason = last ? "" : stop.reason(world_); !reason.empty()) {
+    std::string reason = last ? "" : stop.reason(world_);
+    if (!last && reason.empty() && context.stop) reason = context.stop->reason(world_);
+    if (!reason.empty()) {
       save_now();
       say(fmt::format("stopped after step {}: {}; rerun the same command to go on", step_, reason));
       return ExitCode::stopped;

@@ -10,6 +10,7 @@
 #include "framework/checkpoint.h"
 #include "framework/metrics_log.h"
 #include "framework/optimizer.h"
+#include "framework/stop_request.h"
 #include "framework/training_data.h"
 #include "parallel/placement.h"
 #include "parallel/process_grid.h"
@@ -27,6 +28,16 @@ struct ModelShape {
 Recipe read_training_recipe(const std::string& path, const std::vector<std::pair<std::string, std::string>>& overrides,
                             const ModelShape* shape = nullptr);
 
+/// A rerun goes on with the run that it finds; Error (config) names what in `recipe`, whose sizes are resolved, would change
+/// its results.
+void refuse_changed_recipe(const Recipe& recipe, const std::string& run_folder);
+
+/// How a run is part of something larger.
+struct RunContext {
+  StopRequest* stop = nullptr;  ///< stops the run, too; asked by all ranks of the run
+  bool quiet = false;           ///< nothing on stdout
+};
+
 struct StepResult {
   double loss = 0;  ///< mean over the step's counted tokens
   double gradient_norm = 0, learning_rate = 0;
@@ -42,7 +53,7 @@ class Trainer {
   Trainer(const Recipe& recipe, parallel::Communicator& world);
 
   /// Trains to the end in a run folder, resuming what it finds there. done, or stopped (with a saved checkpoint).
-  ExitCode run(const std::string& run_folder);
+  ExitCode run(const std::string& run_folder, const RunContext& context = {});
 
   // The pieces, for tests and `run`.
   std::int64_t step() const { return step_; }
@@ -63,7 +74,6 @@ class Trainer {
   void start_values();
   void narrow_if_asked();
   void announce(const std::string& run_folder, const std::string& resumed) const;
-  void refuse_changes(const std::string& run_folder) const;
   void require_finite_values() const;
   CheckpointHeader header() const;
   Dropout dropout_of(const std::vector<SampleId>& ids) const;

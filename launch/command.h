@@ -23,6 +23,7 @@ struct Command {
 Command prepare_command();
 Command task_command();
 Command train_command();
+Command sweep_command();
 Command plan_command();
 Command perplexity_command();
 Command passkey_command();

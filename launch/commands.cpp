@@ -57,10 +57,10 @@ Command help_encodings_command() {
 
 std::vector<Command> commands() {
   return {
-      prepare_command(),    task_command(),    train_command(),        plan_command(),
-      perplexity_command(), passkey_command(), needle_command(),       task_evaluation_command(),
-      generate_command(),   logits_command(),  import_command(),       export_command(),
-      inspect_command(),    report_command(),  help_options_command(), help_encodings_command(),
+      prepare_command(),      task_command(),           train_command(),  sweep_command(),           plan_command(),
+      perplexity_command(),   passkey_command(),        needle_command(), task_evaluation_command(), generate_command(),
+      logits_command(),       import_command(),         export_command(), inspect_command(),         report_command(),
+      help_options_command(), help_encodings_command(),
   };
 }
 

@@ -1,6 +1,5 @@
 // capstan eval task.
 
-#include "framework/task_evaluation.h"
 #include "launch/command.h"
 #include "launch/evaluation.h"
 #include "parallel/agreement.h"
@@ -17,7 +16,9 @@ std::vector<framework::TokenFile> open_data(const Arguments& arguments) {
   return files;
 }
 
-ExitCode run_task_evaluation(const Arguments& arguments, parallel::Communicator& all_ranks) {
+}  // namespace
+
+TaskEvaluation evaluate_tasks(const Arguments& arguments, parallel::Communicator& all_ranks) {
   check_result_path("json", arguments.text("json"));
   const parallel::OnDevice place = evaluation_place(arguments, all_ranks);
   parallel::Communicator& world = place.world();
@@ -32,8 +33,16 @@ ExitCode run_task_evaluation(const Arguments& arguments, parallel::Communicator&
     results.push_back(
         framework::evaluate_task(*loaded.model, grid, file, arguments.integer("max-examples"), loaded.tile));
   }
-  print_on_first(world, task_table(results, loaded.name));
-  write_result(world, arguments.text("json"), task_json(results, loaded.name, grid));
+  const std::string table = task_table(results, loaded.name), json = task_json(results, loaded.name, grid);
+  return {std::move(results), table, json};
+}
+
+namespace {
+
+ExitCode run_task_evaluation(const Arguments& arguments, parallel::Communicator& world) {
+  const TaskEvaluation evaluation = evaluate_tasks(arguments, world);
+  print_on_first(world, evaluation.table);
+  write_result(world, arguments.text("json"), evaluation.json);
   return ExitCode::done;
 }
 

@@ -8,6 +8,7 @@
 
 #include "framework/checkpoint.h"
 #include "framework/result_journal.h"
+#include "framework/task_evaluation.h"
 #include "framework/token_file.h"
 #include "launch/command.h"
 #include "parallel/placement.h"
@@ -54,6 +55,14 @@ parallel::ProcessGrid evaluation_grid(const Arguments& arguments, parallel::Comm
 /// hash of what else is read.
 framework::Journal journal_of(const Arguments& arguments, const EvaluatedModel& loaded, const std::string& evaluation,
                               const std::map<std::string, std::string>& contents);
+
+/// What `eval task` finds.
+struct TaskEvaluation {
+  std::vector<framework::TaskResult> results;  ///< one for each file
+  std::string table, json;
+};
+/// With the arguments of `eval task`; writes nothing. Called by all ranks, and the same on all.
+TaskEvaluation evaluate_tasks(const Arguments& arguments, parallel::Communicator& world);
 
 /// Refuses a result file that cannot be written, before the work. An empty path is no file.
 void check_result_path(const std::string& option, const std::string& path);

@@ -38,6 +38,11 @@ CommandOption CommandOption::needed() && {
   return std::move(*this);
 }
 
+CommandOption CommandOption::repeatable() && {
+  repeated = true;
+  return std::move(*this);
+}
+
 Option bind(const CommandOption& option, Value& value) {
   Option bound{"--" + option.name, {}, option.least, option.most, option.choices, option.unit, option.help, false};
   std::visit([&](auto& held) { bound.value = &held; }, value);
@@ -45,7 +50,10 @@ Option bind(const CommandOption& option, Value& value) {
 }
 
 Arguments::Arguments(const Syntax& syntax) {
-  for (const CommandOption& option : syntax.options) values_[option.name] = option.value;
+  for (const CommandOption& option : syntax.options) {
+    values_[option.name] = option.value;
+    if (option.repeated) texts_[option.name];
+  }
   for (const Positional& positional : syntax.positionals) positionals_[positional.name];
 }
 
@@ -59,6 +67,12 @@ template const std::int64_t& Arguments::get(const std::string&) const;
 template const double& Arguments::get(const std::string&) const;
 template const bool& Arguments::get(const std::string&) const;
 template const std::string& Arguments::get(const std::string&) const;
+
+const std::vector<std::string>& Arguments::texts(const std::string& option) const {
+  const auto found = texts_.find(option);
+  CAPSTAN_CHECK(found != texts_.end(), "--{} is not declared as repeatable", option);
+  return found->second;
+}
 
 const std::vector<std::string>& Arguments::positionals(const std::string& name) const {
   const auto found = positionals_.find(name);
@@ -221,7 +235,9 @@ class ArgumentReader {
       result_.help_ = true;
       return;
     }
-    if (++result_.given_[name] > 1) usage("--{} is given twice; keep one of the two", name);
+    const auto repeated = result_.texts_.find(name);
+    if (++result_.given_[name] > 1 && repeated == result_.texts_.end())
+      usage("--{} is given twice; keep one of the two", name);
     const auto named = [](const std::vector<Option>& all, const std::string& wanted) {
       return std::find_if(all.begin(), all.end(), [&](const Option& o) { return o.name == wanted; });
     };
@@ -236,6 +252,7 @@ class ArgumentReader {
     try {
       own->set(value, full_name());
     } catch (const Error& error) { throw Error(ExitCode::usage, error.what()); }
+    if (repeated != result_.texts_.end()) repeated->second.push_back(value);
   }
 
   void take_positionals(const std::vector<std::string>& words) {

@@ -28,6 +28,7 @@ struct CommandOption {
   std::string unit;                  ///< of numbers; of texts what stands for the value in --help: "FILE"
   std::string help;
   bool required = false;
+  bool repeated = false;  ///< of texts: may be given several times; Arguments::texts has all
 
   static CommandOption integer(std::string name, std::int64_t value, std::int64_t least, std::int64_t most,
                                std::string unit, std::string help);
@@ -36,7 +37,8 @@ struct CommandOption {
   static CommandOption flag(std::string name, bool value, std::string help);
   static CommandOption text(std::string name, std::string value, std::string placeholder, std::string help);
   static CommandOption choice(std::string name, std::string value, std::vector<std::string> choices, std::string help);
-  CommandOption needed() &&;  ///< the same, required
+  CommandOption needed() &&;      ///< the same, required
+  CommandOption repeatable() &&;  ///< the same, to be given as often as one likes
 };
 
 /// One argument without a name. Only the last of a subcommand may be `many`.
@@ -68,8 +70,9 @@ class Arguments {
   double real(const std::string& option) const { return get<double>(option); }
   bool flag(const std::string& option) const { return get<bool>(option); }
   const std::string& text(const std::string& option) const { return get<std::string>(option); }
-  const std::map<std::string, Value>& values() const { return values_; }  ///< every option of the subcommand's own
-  const std::string& positional(const std::string& name) const;           ///< empty if it was left out
+  const std::vector<std::string>& texts(const std::string& option) const;  ///< of a repeatable one, in their order
+  const std::map<std::string, Value>& values() const { return values_; }   ///< every option of the subcommand's own
+  const std::string& positional(const std::string& name) const;            ///< empty if it was left out
   const std::vector<std::string>& positionals(const std::string& name) const;
   /// Sets the --section.key options over `recipe`, in their order.
   void apply_to(framework::Recipe& recipe) const;
@@ -82,6 +85,7 @@ class Arguments {
   bool help_ = false;
   std::map<std::string, Value> values_;
   std::map<std::string, int> given_;  ///< option -> how often
+  std::map<std::string, std::vector<std::string>> texts_;
   std::map<std::string, std::vector<std::string>> positionals_;
   std::vector<std::pair<std::string, std::string>> recipe_options_;
 };

@@ -5,8 +5,8 @@
 #include "framework/hf_config.h"
 #include "framework/plan.h"
 #include "framework/trainer.h"
-#include "framework/training_data.h"
 #include "launch/command.h"
+#include "launch/training.h"
 
 namespace capstan::launch {
 
@@ -22,16 +22,10 @@ framework::Recipe recipe_of_shape(const Arguments& arguments, const std::string&
   return recipe;
 }
 
-/// The recipe with all files that training would read, with its checks; what it leaves to them is filled in.
 framework::Recipe recipe_with_files(const Arguments& arguments) {
   framework::Recipe recipe =
       framework::read_training_recipe(arguments.positional("RECIPE"), arguments.recipe_options());
-  const framework::TrainingData data = framework::open_training_data(recipe);
-  framework::resolve_sizes(recipe.model, recipe.position);
-  std::optional<framework::Checkpoint> start;
-  if (!recipe.model.from.empty())
-    start.emplace(framework::Checkpoint::open(framework::resolve_model_folder(recipe.model.from)));
-  framework::text_conventions(recipe, data, start ? &*start : nullptr);
+  open_files(recipe);
   return recipe;
 }
 

@@ -58,21 +58,19 @@ std::size_t root_cause(const std::vector<Outcome>& all) {
   return first;
 }
 
-ExitCode conclude(const std::vector<Outcome>& all, int rank) {
+JointOutcome conclude(const std::vector<Outcome>& all) {
   const std::size_t cause = root_cause(all);
   if (cause == all.size()) {
     const auto later = [](const Outcome& a, const Outcome& b) { return int(a.code) < int(b.code); };
-    return std::max_element(all.begin(), all.end(), later)->code;
+    return {std::max_element(all.begin(), all.end(), later)->code, "", 0, false};
   }
   const bool alike = std::all_of(all.begin(), all.end(), [&](const Outcome& one) { return one == all.front(); });
-  if (alike && rank == 0) parallel::print_failure(0, 1, all.front().line);
-  if (!alike && rank == int(cause)) parallel::print_failure(rank, int(all.size()), all[cause].line);
-  return all[cause].code;
+  return {all[cause].code, all[cause].line, int(cause), alike};
 }
 
 }  // namespace
 
-ExitCode run_together(parallel::Communicator& world, const std::function<ExitCode()>& body, double grace) {
+JointOutcome run_jointly(parallel::Communicator& world, const std::function<ExitCode()>& body, double grace) {
   // Of its own, so that the messages of a collective that never came to its end are not taken for these.
   const auto control = world.split(0, world.rank());
   const Outcome mine = attempt(body);
@@ -84,7 +82,14 @@ ExitCode run_together(parallel::Communicator& world, const std::function<ExitCod
     if (mine.failed()) world.abort(mine.code, mine.line);
     world.abort(error.code(), error.what());
   }
-  return conclude(all, world.rank());
+  return conclude(all);
+}
+
+ExitCode run_together(parallel::Communicator& world, const std::function<ExitCode()>& body, double grace) {
+  const JointOutcome outcome = run_jointly(world, body, grace);
+  if (outcome.failed() && world.rank() == outcome.rank)
+    parallel::print_failure(outcome.rank, outcome.alike ? 1 : world.size(), outcome.line);
+  return outcome.code;
 }
 
 }  // namespace capstan::launch

@@ -101,6 +101,13 @@ refuse 2 "needs --output FILE" "$capstan" prepare bytes.h5
 refuse 2 "capstan import: --output is empty; give DIR" "$capstan" import "$stories" --output=
 refuse 2 "--run is empty; name a folder" "$capstan" train r.cfg --run=
 refuse 2 "did you mean --train.steps?" $(ranks 2) train r.cfg --train.step 3
+refuse 2 "capstan sweep needs --over KEY=V" "$capstan" sweep r.cfg
+refuse 2 "--over rope is not KEY=V" "$capstan" sweep r.cfg --over rope
+refuse 2 "unknown key positon.kind; did you mean position.kind?" $(ranks 2) sweep r.cfg --over positon.kind=rope
+refuse 2 "--over position.kind is given twice" "$capstan" sweep r.cfg --over position.kind=rope --over position.kind=cope
+refuse 2 "--seeds = 0 is not allowed; give 1 to 1000" "$capstan" sweep r.cfg --over position.kind=rope --seeds 0
+refuse 78 "--over: position.kind = coop is not allowed; give none" $(ranks 2) sweep r.cfg --over position.kind=rope,coop
+refuse 78 "r.cfg names no data.validation: give --eval" $(ranks 2) sweep r.cfg --over position.kind=rope,cope
 
 echo "recipes"
 recipe key.cfg 's/^steps/stepz/'
