@@ -14,18 +14,24 @@ namespace {
 
 constexpr std::size_t width = 120, indent = 2;
 
+/// Characters of a UTF-8 text, each one column wide.
+std::size_t columns(std::string_view text) {
+  return std::size_t(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
 /// "  left   right", with `right` wrapped into its own column; its line breaks stay.
 std::string row(const std::string& left, const std::string& right, std::size_t column) {
   std::string result = std::string(indent, ' ') + left, line;
   const auto flush = [&] {
-    const std::size_t used = result.size() - (result.rfind('\n') + 1);
+    const std::size_t used = columns(result.substr(result.rfind('\n') + 1));
     result += (used + 1 < column ? std::string(column - used, ' ') : "\n" + std::string(column, ' ')) + line + '\n';
     line.clear();
   };
   for (std::size_t begin = 0; begin < right.size();) {
     const std::size_t end = std::min(right.find_first_of(" \n", begin), right.size());
-    if (!line.empty() && column + line.size() + 1 + (end - begin) > width) flush();
-    line += (line.empty() ? "" : " ") + right.substr(begin, end - begin);
+    const std::string word = right.substr(begin, end - begin);
+    if (!line.empty() && column + columns(line) + 1 + columns(word) > width) flush();
+    line += (line.empty() ? "" : " ") + word;
     if (end < right.size() && right[end] == '\n') flush();
     begin = end + 1;
   }
