@@ -77,6 +77,9 @@ std::string bos_text(const TokenFileInfo& info) {
 
 void check_data(const TokenFile& data, const PerplexityOptions& options) {
   const std::int64_t tokens = data.info().tokens;
+  if (data.info().loss_mask)
+    fail(ExitCode::bad_data, "{}: has a loss mask, and perplexity counts every token; use `capstan eval task`",
+         data.path());
   if (tokens < 2) fail(ExitCode::bad_data, "{}: {} token(s); perplexity needs at least 2", data.path(), tokens);
   if (tokens < options.window + 1)
     fail(ExitCode::bad_data, "{}: {} tokens; a window of {} needs {}; choose a smaller --window or more data",

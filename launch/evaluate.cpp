@@ -38,8 +38,7 @@ ExitCode run_perplexity(const Arguments& arguments, parallel::Communicator& all_
   const parallel::OnDevice place = evaluation_place(arguments, all_ranks);
   parallel::Communicator& world = place.world();
   const auto grid = evaluation_grid(arguments, world);
-  const auto data = framework::TokenFile::open(arguments.text("data"));
-  parallel::require_agreement(world, {{"data file " + data.path(), data.info().checksum}});
+  const framework::TokenFile data = open_same_data(world, arguments.text("data"));
   const EvaluatedModel loaded = load_evaluated_model(arguments, world);
   check_same_tokenizer(data, loaded);
   const framework::Journal journal = journal_of(arguments, loaded, "perplexity", {{"data", data.info().checksum}});

@@ -2,16 +2,15 @@
 
 #include "launch/command.h"
 #include "launch/evaluation.h"
-#include "parallel/agreement.h"
 
 namespace capstan::launch {
 
 namespace {
 
-std::vector<framework::TokenFile> open_data(const Arguments& arguments) {
+std::vector<framework::TokenFile> open_data(const Arguments& arguments, parallel::Communicator& world) {
   std::vector<framework::TokenFile> files;
   for (const std::string& path : framework::split_list(arguments.text("data")))
-    files.push_back(framework::TokenFile::open(path));
+    files.push_back(open_same_data(world, path));
   if (files.empty()) fail(ExitCode::usage, "--data is empty: name one or more token files (capstan task makes them)");
   return files;
 }
@@ -23,9 +22,7 @@ TaskEvaluation evaluate_tasks(const Arguments& arguments, parallel::Communicator
   const parallel::OnDevice place = evaluation_place(arguments, all_ranks);
   parallel::Communicator& world = place.world();
   const auto grid = evaluation_grid(arguments, world);
-  const std::vector<framework::TokenFile> files = open_data(arguments);
-  for (const framework::TokenFile& file : files)
-    parallel::require_agreement(world, {{"data file " + file.path(), file.info().checksum}});
+  const std::vector<framework::TokenFile> files = open_data(arguments, world);
   const EvaluatedModel loaded = load_evaluated_model(arguments, world);
   std::vector<framework::TaskResult> results;
   for (const framework::TokenFile& file : files) {

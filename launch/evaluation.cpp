@@ -89,6 +89,12 @@ EvaluatedModel load_evaluated_model(const Arguments& arguments, parallel::Commun
   return loaded;
 }
 
+framework::TokenFile open_same_data(parallel::Communicator& world, const std::string& path) {
+  framework::TokenFile data = framework::TokenFile::open(path);
+  parallel::require_agreement(world, {{"data file " + path, data.info().checksum}});
+  return data;
+}
+
 void check_same_tokenizer(const framework::TokenFile& data, const EvaluatedModel& loaded) {
   const framework::TokenFileInfo& info = data.info();
   if (loaded.tokenizer && info.tokenizer_hash != loaded.tokenizer->hash())

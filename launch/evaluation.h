@@ -41,6 +41,9 @@ struct EvaluatedModel {
 /// All ranks call; ranks whose binary or model differ are refused.
 EvaluatedModel load_evaluated_model(const Arguments& arguments, parallel::Communicator& world);
 
+/// Opens a token file that all ranks see alike. Called by all of them.
+framework::TokenFile open_same_data(parallel::Communicator& world, const std::string& path);
+
 /// A file made with another tokenizer has other ids for the same words: its figure would be meaningless, yet look like
 /// one. Error (bad_data). A model without a tokenizer takes any file.
 void check_same_tokenizer(const framework::TokenFile& data, const EvaluatedModel& loaded);

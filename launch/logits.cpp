@@ -9,7 +9,6 @@
 #include "framework/token_file.h"
 #include "launch/command.h"
 #include "launch/evaluation.h"
-#include "parallel/agreement.h"
 
 namespace capstan::launch {
 namespace {
@@ -31,8 +30,7 @@ ExitCode run_logits(const Arguments& arguments, parallel::Communicator& all_rank
   const parallel::OnDevice place = evaluation_place(arguments, all_ranks);
   parallel::Communicator& world = place.world();
   const auto grid = evaluation_grid(arguments, world);
-  const auto data = framework::TokenFile::open(arguments.text("data"));
-  parallel::require_agreement(world, {{"data file " + data.path(), data.info().checksum}});
+  const framework::TokenFile data = open_same_data(world, arguments.text("data"));
   const EvaluatedModel loaded = load_evaluated_model(arguments, world);
   check_same_tokenizer(data, loaded);
   const std::int64_t tokens = arguments.integer("tokens"), vocabulary = loaded.model->config().vocabulary;

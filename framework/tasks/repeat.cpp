@@ -2,8 +2,7 @@
 // finding the first copy, so attention learns to look a sequence up (induction heads: Olsson et al., arXiv 2209.11895) in
 // few steps. A first stage for models that have to retrieve. Lengths: tokens of the whole example without BOS.
 
-#include "framework/random.h"
-#include "framework/tasks/task.h"
+#include "framework/tasks/example.h"
 #include "kernels/check.h"
 
 namespace capstan::framework {
@@ -20,17 +19,12 @@ class RepeatTask : public Task {
   }
 
   TaskExample example(std::int64_t index) const override {
-    const std::uint64_t counter = std::uint64_t(index);
-    const std::int64_t lengths = settings_.longest - settings_.shortest + 1,
-                       length = settings_.shortest +
-                                random_below(settings_.seed, stream_of("repeat length"), counter, lengths),
-                       half = length / 2;
+    ExampleDraws draws("repeat", settings_, index);
+    const std::int64_t half = draws.between(settings_.shortest, settings_.longest) / 2;
     TaskExample example;
     if (tokenizer_->bos() >= 0) example.ids.push_back(tokenizer_->bos());
     const std::size_t first = example.ids.size();
-    for (std::int64_t i = 0; i < half; ++i)
-      example.ids.push_back(std::int32_t(random_below(settings_.seed, stream_of("repeat token") ^ counter,
-                                                      std::uint64_t(i), tokenizer_->vocabulary())));
+    for (std::int64_t i = 0; i < half; ++i) example.ids.push_back(std::int32_t(draws.below(tokenizer_->vocabulary())));
     example.loss_mask.assign(first + std::size_t(half) + 1, 0);
     for (std::int64_t i = 0; i < half; ++i) example.ids.push_back(example.ids[first + std::size_t(i)]);
     example.loss_mask.resize(example.ids.size(), 1);

@@ -22,13 +22,14 @@ capstan, recipes = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
 LENGTH = 1024
 METHODS = {
     "pi": ["--position.scaling", "linear", "--position.factor", "2"],
-    "ntk": ["--position.scaling", "dynamic", "--position.factor", "2"],
+    "ntk": ["--position.scaling", "ntk", "--position.factor", "2"],
+    "dynamic": ["--position.scaling", "dynamic", "--position.factor", "2"],
     "yarn": ["--position.scaling", "yarn", "--position.factor", "2"],
     "lora": ["--position.scaling", "linear", "--position.factor", "2", "--model.lora_rank", "4",
              "--train.trainable", "*.lora_*"],
 }
-# f32 sums of 64 to 172 products in another order, through 5 layers: some dozens of roundings of the largest logit (about 20).
-TOLERANCE = 64 * 2.0**-23 * 20
+# f32 sums of up to 172 products in another order, through 5 layers: roundings of the largest logit.
+ROUNDINGS = 64
 
 
 def run(*words):
@@ -55,6 +56,7 @@ with tempfile.TemporaryDirectory() as folder:
         with torch.no_grad():
             theirs = theirs_model(ids[None]).logits[0]
         worst = (ours - theirs).abs().max().item()
-        print(f"{method}: {LENGTH} tokens, largest difference of a logit {worst:.2e}, allowed {TOLERANCE:.2e}")
-        failures += worst > TOLERANCE
+        allowed = ROUNDINGS * 2.0**-23 * ours.abs().max().item()
+        print(f"{method}: {LENGTH} tokens, largest difference of a logit {worst:.2e}, allowed {allowed:.2e}")
+        failures += not worst <= allowed  # a NaN fails
 sys.exit(1 if failures else 0)

@@ -305,6 +305,14 @@ TEST(Perplexity, RefusesWhatItCannotMeasure) {
   expect_parts(line({20}, 32), {"20 tokens", "window of 32", "33"});
   expect_parts(line({1, 1, 1, 1}, 2), {"4 documents of one token"});
   expect_parts(line({90}, 32, 300), {"is id", "0 to 36"});
+
+  const capstan::testing::TestFolder folder;
+  TokenFileInfo info;
+  info.vocabulary = vocabulary;
+  write_token_file(folder / "task.h5", {{{1, 2, 3, 4}, 0, {0, 0, 1, 1}}}, info);
+  const TokenFile task = TokenFile::open(folder / "task.h5");
+  expect_parts(error_of(ExitCode::bad_data, [&] { evaluate_perplexity(*model, grid, task, options_of(2, 0)); }),
+               {"task.h5", "loss mask", "eval task"});
 }
 
 }  // namespace
