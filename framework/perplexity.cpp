@@ -94,6 +94,7 @@ WindowPlan plan_windows(const std::vector<std::int64_t>& offsets, const std::vec
                 "window {}, stride {}", options.window, stride_of(options));
   WindowPlan plan;
   const bool joined = options.joined || options.convention == Convention::longlora;
+  CAPSTAN_CHECK(!joined || options.document_tokens == 0, "a part of each document, and documents joined");
   if (joined) add_windows(plan.windows, offsets.front(), offsets.back(), options);
   for (std::size_t d = 0; d + 1 < offsets.size(); ++d) {
     const std::int64_t tokens = offsets[d + 1] - offsets[d];
@@ -103,8 +104,10 @@ WindowPlan plan_windows(const std::vector<std::int64_t>& offsets, const std::vec
     }
     plan.words += words[d];
     if (joined) continue;
-    plan.short_documents += tokens - 1 < options.window;
-    add_windows(plan.windows, offsets[d], offsets[d + 1], options);
+    const std::int64_t read = options.document_tokens ? std::min(tokens, options.document_tokens + 1) : tokens;
+    plan.complete = plan.complete && read == tokens;
+    plan.short_documents += read - 1 < options.window;
+    add_windows(plan.windows, offsets[d], offsets[d] + read, options);
   }
   if (options.max_windows > 0 && options.max_windows < std::int64_t(plan.windows.size())) {
     plan.windows.resize(static_cast<std::size_t>(options.max_windows));
@@ -182,6 +185,7 @@ std::string perplexity_json(const PerplexityResult& result, const std::string& m
   json["counted_tokens"] = result.counted_tokens;
   json["words"] = result.complete ? nlohmann::ordered_json(result.words) : nlohmann::ordered_json();
   json["windows"] = result.windows;
+  if (result.options.document_tokens > 0) json["document_tokens"] = result.options.document_tokens;
   json["complete"] = result.complete;
   json["window"] = result.options.window;
   json["stride"] = result.options.stride;
@@ -210,7 +214,9 @@ std::string perplexity_table(const PerplexityResult& result, const std::string& 
   line("data", data);
   line("convention", fmt::format("{}, documents {}", name_of(result.options.convention), documents_name(result)));
   line("window", fmt::format("{} tokens, stride {}", result.options.window, result.options.stride));
-  line("windows", fmt::format("{}{}", result.windows, result.complete ? "" : " (only the first, --max-windows)"));
+  line("windows", fmt::format("{}{}", result.windows, result.options.max_windows ? " (at most, --max-windows)" : ""));
+  if (result.options.document_tokens)
+    line("", fmt::format("of the first {} tokens of each document", result.options.document_tokens));
   line("documents",
        fmt::format("{}; {} of one token skipped{}", result.documents, result.skipped_documents,
                    result.options.joined ? "" : fmt::format("; {} shorter than the window", result.short_documents)));

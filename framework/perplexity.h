@@ -31,6 +31,8 @@ struct PerplexityOptions {
   Convention convention = Convention::once;
   bool joined = false;           ///< one stream over all documents; longlora knows nothing else
   std::int64_t max_windows = 0;  ///< 0: all; otherwise only the first ones
+  std::int64_t document_tokens =
+      0;  ///< 0: all; otherwise only so many predictions of each document, the same for any window
   std::int64_t tile = 64;
 };
 
@@ -48,7 +50,7 @@ struct WindowPlan {
   std::int64_t skipped_documents = 0;  ///< of one token: nothing to predict
   std::int64_t short_documents = 0;    ///< read in one window shorter than N (separate)
   std::int64_t words = 0;              ///< of the documents read; meaningful if nothing is counted twice or left out
-  bool complete = true;                ///< max_windows cut nothing off
+  bool complete = true;                ///< max_windows and document_tokens cut nothing off
 };
 WindowPlan plan_windows(const std::vector<std::int64_t>& offsets, const std::vector<std::int64_t>& words,
                         const PerplexityOptions& options);
@@ -66,7 +68,7 @@ struct PerplexityResult {
   double mean_nll = 0, perplexity = 0;
   double word_perplexity = 0;  ///< exp(total NLL / words); 0 if not every prediction counts exactly once
   std::int64_t counted_tokens = 0, windows = 0;
-  std::int64_t words = 0;  ///< of the documents; 0 if max_windows cut some of them off
+  std::int64_t words = 0;  ///< of the documents; 0 if some of them were cut off
   std::int64_t documents = 0, skipped_documents = 0, short_documents = 0;
   bool complete = true;
   std::string bos;  ///< what stands at a document's start: "1 at the start of each document, nowhere else", "none"

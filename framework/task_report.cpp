@@ -31,6 +31,7 @@ Json json_of(const TaskResult& result) {
   json["data"] = result.data;
   json["source"] = result.source;
   if (result.cells.empty()) return json;
+  json["cell_names"] = result.cell_names;
   json["cells"] = Json::array();
   for (const TaskCell& cell : result.cells) {
     Json one;

@@ -21,6 +21,7 @@ framework::PerplexityOptions perplexity_options(const Arguments& arguments) {
       arguments.text("convention") == "longlora" ? framework::Convention::longlora : framework::Convention::once;
   options.joined = arguments.text("documents") == "joined";
   options.max_windows = arguments.integer("max-windows");
+  options.document_tokens = arguments.integer("document-tokens");
   options.tile = arguments.integer("tile");
   if (options.stride > options.window)
     fail(ExitCode::usage,
@@ -29,6 +30,11 @@ framework::PerplexityOptions perplexity_options(const Arguments& arguments) {
   if (options.convention == framework::Convention::longlora && arguments.given("documents") && !options.joined)
     fail(ExitCode::usage,
          "--convention longlora reads one joined stream; leave --documents separate out, or use --convention once");
+  if (options.document_tokens && (options.joined || options.convention == framework::Convention::longlora))
+    fail(ExitCode::usage,
+         "--document-tokens {} cuts each document, and here all are one stream; use --convention once and --documents "
+         "separate",
+         options.document_tokens);
   return options;
 }
 
@@ -153,6 +159,8 @@ Command perplexity_command() {
        CommandOption::choice("documents", "separate", {"separate", "joined"},
                              "separate: windows stay within a document. joined: one stream over all documents."),
        CommandOption::integer("max-windows", 0, 0, std::int64_t(1) << 40, "windows", "Only the first ones; 0: all."),
+       CommandOption::integer("document-tokens", 0, 0, std::int64_t(1) << 40, "tokens",
+                              "Only so many at each document's start, the same for every window; 0: all."),
        CommandOption::text("json", "", "FILE",
                            "Also writes the result there; run again after a kill, it goes on from FILE.part.")});
   command.run = run_perplexity;

@@ -70,6 +70,15 @@ recipe_text() {  # recipe_text FOLDER: unpacks pg19/train, pg19/valid, … from 
   tar -xJf "recipes/data/$archive.tar.xz" -C runs/data/unpacking "$1" && mv "runs/data/unpacking/$1" "runs/data/text/$1" && rm -r runs/data/unpacking
 }
 
+evaluated() {  # evaluated MODEL JSON COMMAND...: an evaluation that is made once, on $ranks MPI ranks of $program; a killed one goes on
+  local model=$1 json=$2
+  shift 2
+  mkdir -p "${json%/*}"
+  [ -f "$json" ] || mpirun -n "$ranks" "$program" "$@" --model "$model" --json "$json" > "$json.log" 2>&1 ||
+    { tail -n 20 "$json.log" >&2; return 1; }
+  rm -f "$json.log"
+}
+
 base_tokenizer=recipes/models/base-4k/tokenizer.model
 
 recipe_books() {  # recipe_books CAPSTAN NAME FOLDER...: a token file of the texts in these folders

@@ -114,6 +114,7 @@ PerplexityEvaluation perplexity_of(const Json& json, const std::string& file) {
   e.stride = json.at("stride");
   e.windows = json.at("windows");
   e.counted_tokens = json.at("counted_tokens");
+  e.document_tokens = json.value("document_tokens", std::int64_t(0));
   e.mean_nll = json.at("mean_nll");
   e.perplexity = json.at("perplexity");
   e.data = json.at("data");
@@ -158,6 +159,30 @@ RetrievalEvaluation retrieval_of(const Json& json, const std::string& file) {
   return e;
 }
 
+TaskSetEvaluation task_set_of(const Json& json, const EvaluationSource& source) {
+  TaskSetEvaluation e;
+  e.source = source;
+  e.task = text_of(json.at("task"));
+  e.set = text_of(json.at("set"));
+  e.data = text_of(json.at("data"));
+  e.examples = json.at("examples");
+  e.right = json.at("right");
+  e.tokens = json.at("scored_tokens");
+  e.right_tokens = json.at("right_tokens");
+  e.complete = json.at("complete");
+  if (json.contains("cells"))
+    for (const Json& c : json.at("cells")) {
+      TaskSetEvaluation::Cell cell{{}, c.at("examples"), c.at("right")};
+      e.cell_names = json.at("cell_names");
+      for (const std::string& name : e.cell_names) cell.at.push_back(c.at(name));
+      e.cells.push_back(cell);
+    }
+  if (e.right < 0 || e.examples < 1 || e.right > e.examples)
+    fail(ExitCode::bad_data, "{}: {} right of {} examples; make the evaluation again", source.file, e.right,
+         e.examples);
+  return e;
+}
+
 }  // namespace
 
 bool add_evaluation(ReportRun& run, const std::string& file, const std::string& text) {
@@ -168,6 +193,8 @@ bool add_evaluation(ReportRun& run, const std::string& file, const std::string& 
     if (json.contains("window") && json.contains("mean_nll")) run.perplexity.push_back(perplexity_of(json, file));
     else if (json.contains("cells") && json.contains("preset") && is_known_task(task_of(json)))
       run.retrieval.push_back(retrieval_of(json, file));
+    else if (json.contains("kind") && json.at("kind") == "task")
+      for (const Json& set : json.at("sets")) run.tasks.push_back(task_set_of(set, source_of(json, file)));
     else return false;
   } catch (const Json::exception& problem) {
     fail(ExitCode::bad_data, "{}: not an evaluation as capstan eval writes it ({}); make it again", file,

@@ -39,6 +39,7 @@ struct EvaluationSource {
 struct PerplexityEvaluation {
   EvaluationSource source;
   std::int64_t window = 0, stride = 0, windows = 0, counted_tokens = 0;
+  std::int64_t document_tokens = 0;  ///< only so many at each document's start; 0: all
   double mean_nll = 0, perplexity = 0;
   std::string data, convention, documents, bos;
   bool complete = true;
@@ -71,6 +72,20 @@ struct RetrievalEvaluation {
   std::vector<Cell> cells;
 };
 
+/// One set of a task, of `capstan eval task`.
+struct TaskSetEvaluation {
+  EvaluationSource source;
+  std::string task, set, data;  ///< task and set are empty for files that do not say
+  std::int64_t examples = 0, right = 0, tokens = 0, right_tokens = 0;
+  bool complete = true;
+  std::vector<std::string> cell_names;  ///< "digits_a", "digits_b"; empty: no cells
+  struct Cell {
+    std::vector<std::int64_t> at;  ///< a value for each name
+    std::int64_t examples, right;
+  };
+  std::vector<Cell> cells;
+};
+
 struct ReportRun {
   std::string folder, name;  ///< name: the folder's own, or all of it where two would be the same
   std::vector<std::pair<std::string, std::string>>
@@ -85,6 +100,7 @@ struct ReportRun {
   TrainingCurve curve;
   std::vector<PerplexityEvaluation> perplexity;
   std::vector<RetrievalEvaluation> retrieval;
+  std::vector<TaskSetEvaluation> tasks;
   std::vector<std::string> not_shown;  ///< files under eval/ that are of no kind the report knows
 
   std::string option(const std::string& name) const;  ///< empty if unknown

@@ -99,10 +99,12 @@ std::string position_chart(const Group& group) {
 std::string perplexity_table_of(const Group& group) {
   std::vector<std::vector<std::string>> rows;
   for (const auto& [s, e] : group.members)
-    rows.push_back({fmt::format("{}  {}", s->letter, s->name), number_text(double(e->window)),
-                    number_text(double(e->stride)), number_text(double(e->windows)) + (e->complete ? "" : " (first)"),
-                    number_text(double(e->counted_tokens)), number_text(e->mean_nll, 5),
-                    number_text(e->perplexity, 5)});
+    rows.push_back(
+        {fmt::format("{}  {}", s->letter, s->name), number_text(double(e->window)), number_text(double(e->stride)),
+         number_text(double(e->windows)) + (e->complete          ? ""
+                                            : e->document_tokens ? " (of each document's start)"
+                                                                 : " (first)"),
+         number_text(double(e->counted_tokens)), number_text(e->mean_nll, 5), number_text(e->perplexity, 5)});
   return html_table({"model", "window", "stride", "windows", "counted tokens", "nat per token", "perplexity"}, rows);
 }
 
@@ -119,8 +121,8 @@ std::string perplexity_section(const std::vector<ReportSeries>& series) {
     out += fmt::format("<h3>{}</h3>\n", escaped(fmt::format("{}: convention {}, documents {}, BOS {}", key.data,
                                                             key.convention, key.documents, key.bos)));
     const std::string conflict = conflict_of(group);
-    const bool is_cut =
-        std::any_of(group.members.begin(), group.members.end(), [](const auto& m) { return !m.second->complete; });
+    const bool is_cut = std::any_of(group.members.begin(), group.members.end(),
+                                    [](const auto& m) { return !m.second->complete && !m.second->document_tokens; });
     if (!conflict.empty()) out += page_note(conflict, true);
     else
       out += chart_legend(lines_by(group)) + "<div class=\"charts\">\n" + length_chart(group) + position_chart(group) +
@@ -135,17 +137,17 @@ std::string perplexity_section(const std::vector<ReportSeries>& series) {
 
 // ---- retrieval ------------------------------------------------------------------------------------------------------
 
-namespace {
-
-std::string percent(double share) { return fmt::format("{:.0f} %", 100 * share); }
-
-std::string depth_text(double depth) { return depth < 0 ? "drawn" : percent(depth); }
+std::string percent_text(double share) { return fmt::format("{:.0f} %", 100 * share); }
 
 std::string interval_text(std::int64_t k, std::int64_t n) {
   if (n == 0) return "–";
   const Interval i = wilson_interval(k, n);
   return fmt::format("{:.1f} to {:.1f} %", 100 * i.low, 100 * i.high);
 }
+
+namespace {
+
+std::string depth_text(double depth) { return depth < 0 ? "drawn" : percent_text(depth); }
 
 /// What two maps must share for their cells to compare.
 std::string how_made(const RetrievalEvaluation& e) {

@@ -34,8 +34,9 @@ std::vector<ReportSeries> report_series(const std::vector<ReportRun>& runs) {
     std::set<std::string> folders;  // checkpoints by name, so that the last is the newest
     for (const auto& e : run.perplexity) folders.insert(folder_of(e.source));
     for (const auto& e : run.retrieval) folders.insert(folder_of(e.source));
+    for (const auto& e : run.tasks) folders.insert(folder_of(e.source));
     const std::string newest = folders.empty() ? "" : *folders.rbegin();
-    own.push_back({i, "", run.name, 0, true, {}, {}});
+    own.push_back({i, "", run.name, 0, true, {}, {}, {}});
     std::map<std::string, std::size_t> place;  // model as evaluated -> index in `other`
     const auto series_for = [&](const EvaluationSource& source) -> ReportSeries& {
       const std::string folder = folder_of(source);
@@ -45,12 +46,13 @@ std::vector<ReportSeries> report_series(const std::vector<ReportRun>& runs) {
         std::string name = run.name;
         if (folder != newest) name += " at " + last_part(folder);
         if (!source.how.empty()) name += " with " + source.how;
-        other.push_back({i, "", name, 0, false, {}, {}});
+        other.push_back({i, "", name, 0, false, {}, {}, {}});
       }
       return other[at->second];
     };
     for (const auto& e : run.perplexity) series_for(e.source).perplexity.push_back(&e);
     for (const auto& e : run.retrieval) series_for(e.source).retrieval.push_back(&e);
+    for (const auto& e : run.tasks) series_for(e.source).tasks.push_back(&e);
   }
   own.insert(own.end(), std::make_move_iterator(other.begin()), std::make_move_iterator(other.end()));
   for (std::size_t i = 0; i < own.size(); ++i) {
@@ -215,10 +217,12 @@ std::string stretch_options(const std::string& how) {
 }
 
 std::string command_of(const PerplexityEvaluation& e) {
+  const std::string part = e.document_tokens ? fmt::format(" --document-tokens {}", e.document_tokens)
+                           : e.complete      ? ""
+                                             : fmt::format(" --max-windows {}", e.windows);
   return fmt::format("capstan eval perplexity --model {} --data {} --window {} --stride {} --convention {}{}{}{}",
                      quoted(folder_of(e.source)), quoted(e.data), e.window, e.stride, e.convention,
-                     e.convention == "once" ? " --documents " + e.documents : "",
-                     e.complete ? "" : fmt::format(" --max-windows {}", e.windows), stretch_options(e.source.how));
+                     e.convention == "once" ? " --documents " + e.documents : "", part, stretch_options(e.source.how));
 }
 
 std::string task_options(const RetrievalEvaluation& e) {
@@ -241,6 +245,19 @@ std::string command_of(const RetrievalEvaluation& e) {
                                stretch_options(e.source.how));
 }
 
+/// A file of `capstan eval task` holds several sets: one command for all of them.
+std::map<std::string, std::string> task_commands(const ReportRun& run) {
+  std::map<std::string, std::string> data, part, commands;
+  for (const TaskSetEvaluation& e : run.tasks) {
+    std::string& files = data[e.source.file];
+    files += (files.empty() ? "" : ",") + e.data;
+    if (!e.complete) part[e.source.file] = fmt::format(" --max-examples {}", e.examples);
+    commands[e.source.file] = fmt::format("capstan eval task --model {} --data {}{}{}", quoted(folder_of(e.source)),
+                                          quoted(files), part[e.source.file], stretch_options(e.source.how));
+  }
+  return commands;
+}
+
 std::string made_section(const Report& report) {
   std::string out = "<section id=\"made\"><h2>How this was made</h2>\n";
   const auto line = [&](const std::string& what, const std::string& command) {
@@ -256,6 +273,7 @@ std::string made_section(const Report& report) {
     if (!run.validation.empty()) line("Validation data", run.validation);
     for (const auto& e : run.perplexity) line(e.source.file, command_of(e));
     for (const auto& e : run.retrieval) line(e.source.file, command_of(e));
+    for (const auto& [source, command] : task_commands(run)) line(source, command);
     for (const std::string& file : run.not_shown) out += page_note(file + ": of a kind that this page does not show.");
   }
   return out + "</section>\n";
@@ -267,7 +285,8 @@ std::string navigation(const std::string& body) {
                                                             {"layers", "Positions in training"},
                                                             {"perplexity", "Perplexity"}};
   for (const RetrievalTaskName& name : retrieval_tasks()) parts.emplace_back(name.task, name.title);
-  parts.insert(parts.end(), {{"text", "A text"}, {"configs", "Configs"}, {"made", "How this was made"}});
+  parts.insert(parts.end(),
+               {{"tasks", "Tasks"}, {"text", "A text"}, {"configs", "Configs"}, {"made", "How this was made"}});
   std::string out = "<nav>";
   for (const auto& [id, name] : parts)
     if (body.find(fmt::format("<section id=\"{}\"", id)) != std::string::npos)
@@ -312,8 +331,8 @@ std::string report_page(const Report& report) {
   for (const ReportRun& run : report.runs) names += (names.empty() ? "" : ", ") + run.name;
   const std::string body = summary_section(report) + training_section(report.runs, series) +
                            layer_section(report.runs) + perplexity_section(series) + retrieval_sections(series) +
-                           text_section(report.texts, report.text_name) + config_section(report.runs, series) +
-                           made_section(report);
+                           task_section(series) + text_section(report.texts, report.text_name) +
+                           config_section(report.runs, series) + made_section(report);
   return fmt::format(
              "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\" />\n<meta name=\"viewport\" "
              "content=\"width=device-width, initial-scale=1\" />\n<title>Capstan: {}</title>\n<style>",

@@ -131,6 +131,22 @@ TEST(PlanWindows, MaxWindowsTakesTheFirst) {
   EXPECT_FALSE(plan.complete);
 }
 
+TEST(PlanWindows, DocumentTokensTakeTheStartOfEach) {
+  PerplexityOptions options;
+  for (const std::int64_t window : {4, 8, 16}) {
+    options = options_of(window, window);
+    options.document_tokens = 12;
+    const WindowPlan plan = plan_windows({0, 10, 40}, {5, 9}, options);
+    EXPECT_FALSE(plan.complete);
+    EXPECT_EQ(cover(plan, 0, 9).times, std::vector<int>(9, 1)) << "shorter than the part: whole";
+    std::vector<int> times(29, 0);
+    std::fill_n(times.begin(), 12, 1);
+    EXPECT_EQ(cover(plan, 10, 29).times, times) << window;
+  }
+  options.document_tokens = 29;
+  EXPECT_TRUE(plan_windows({0, 10, 40}, {5, 9}, options).complete);
+}
+
 // ---- figures --------------------------------------------------------------------------------------------------------
 
 /// Over the window alone, as a model on one rank sees it.

@@ -12,6 +12,7 @@
 #include "framework/report/chart.h"
 #include "framework/report/sections.h"
 #include "framework/retrieval.h"
+#include "framework/task_evaluation.h"
 #include "framework/token_file.h"
 #include "tests/framework/small_model.h"
 #include "tests/framework/test_folder.h"
@@ -301,6 +302,38 @@ TEST(ReportPage, ShowsEachRetrievalTaskUnderItsOwnHeading) {
                 "capstan eval needle --model runs/a --haystack noise --lengths 512 --depths 2 --trials 5 --seed 1",
                 "capstan eval needle --model runs/a --task multikey --keys 6 --haystack &#39;my book.txt&#39;"});
   EXPECT_EQ(page.find("The prompts are not the same"), std::string::npos) << "tasks are not compared with each other";
+}
+
+/// Addition on a 2 × 2 grid, and a set without cells.
+std::string task_text() {
+  const auto self = parallel::make_self_communicator();
+  TaskResult grid;
+  grid.data = "grid.h5";
+  grid.task = "addition";
+  grid.set = "grid";
+  grid.counts = {40, 25, 200, 180, 12.5};
+  grid.cell_names = {"digits_a", "digits_b"};
+  grid.cells = {{{1, 1}, 10, 10}, {{1, 2}, 10, 7}, {{2, 1}, 10, 8}, {{2, 2}, 10, 0}};
+  TaskResult plain = grid;
+  plain.data = "test.h5";
+  plain.set = "test";
+  plain.complete = false;
+  plain.cells.clear();
+  return task_json({grid, plain}, "runs/a", parallel::make_process_grid(*self, 1));
+}
+
+TEST(ReportPage, ShowsTasksWithMapsOfTheirCells) {
+  const TestFolder folder;
+  const std::string run = write_run(folder, "a", "");
+  folder.write("a/eval/task.json", task_text());
+  const std::string page = page_of({run});
+  expect_sound(page);
+  expect_parts(page, {"<a href=\"#tasks\">", "<td>25/40</td>", "62.50 %", "90.00 %", "A  a: addition, grid", ">70<",
+                      "digits_a 1, digits_b 2: 7 of 10", "digits_a 2, digits_b 2: 0 of 10",
+                      "capstan eval task --model runs/a --data grid.h5,test.h5 --max-examples 40"});
+  EXPECT_EQ(page.find("A  a: addition, test"), std::string::npos) << "no map of a set without cells";
+  folder.write("a/eval/task.json", "{\"kind\": \"task\", \"model\": \"a\", \"sets\": [{}]}");
+  EXPECT_THROW(page_of({run}), Error);
 }
 
 TEST(ReportPage, TakesPasskeyFilesThatNameNoTask) {

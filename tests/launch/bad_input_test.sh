@@ -97,6 +97,8 @@ refuse 2 "--train.steps has no meaning for capstan generate; of a recipe's optio
 refuse 2 "--window = 0 is not allowed; give 1 to" "$capstan" eval perplexity --model model --data pieces.h5 --window 0
 refuse 2 "--stride 9 is longer than --window 8" \
   "$capstan" eval perplexity --model model --data pieces.h5 --window 8 --stride 9
+refuse 2 "--document-tokens 64 cuts each document, and here all are one stream" \
+  "$capstan" eval perplexity --model model --data pieces.h5 --window 8 --document-tokens 64 --documents joined
 refuse 2 "needs --output FILE" "$capstan" prepare bytes.h5
 refuse 2 "capstan import: --output is empty; give DIR" "$capstan" import "$stories" --output=
 refuse 2 "--run is empty; name a folder" "$capstan" train r.cfg --run=
