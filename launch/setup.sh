@@ -92,6 +92,11 @@ recipe_books() {  # recipe_books CAPSTAN NAME FOLDER...: a token file of the tex
   "$capstan" prepare "${inputs[@]}" --tokenizer $base_tokenizer --output "runs/data/$name.h5"
 }
 
+recipe_book() {  # recipe_book CAPSTAN NAME PART/BOOK: a token file of one book
+  [ -f "runs/data/$2.h5" ] || { recipe_text "pg19/${3%/*}" &&
+    "$1" prepare "runs/data/text/pg19/$3.txt" --tokenizer $base_tokenizer --output "runs/data/$2.h5"; }
+}
+
 recipe_passkeys() {  # recipe_passkeys CAPSTAN NAME SEED EXAMPLES SHORTEST LONGEST CONTEXT LOSS
   [ -f "runs/data/$2.h5" ] || "$1" task passkey --tokenizer $base_tokenizer --output "runs/data/$2.h5" --seed "$3" --examples "$4" \
     --shortest "$5" --longest "$6" --context "$7" --loss "$8"
@@ -112,9 +117,8 @@ recipe_data() {  # recipe_data CAPSTAN NAME...: makes what recipes name under ru
       smoke)
         [ -f runs/data/smoke.h5 ] || "$capstan" prepare recipes/data/stories-heldout.jsonl --tokenizer bytes --output runs/data/smoke.h5 || return ;;
       pg19-train) recipe_books "$capstan" $name pg19/train pg19/train_extra || return ;;
-      pg19-quick)  # Middlemarch
-        [ -f runs/data/$name.h5 ] || { recipe_text pg19/train &&
-          "$capstan" prepare runs/data/text/pg19/train/145.txt --tokenizer $base_tokenizer --output runs/data/$name.h5; } || return ;;
+      pg19-quick) recipe_book "$capstan" $name train/145 || return ;;  # Middlemarch
+      pg19-book) recipe_book "$capstan" $name test/36256 || return ;;
       pg19-valid | pg19-test) recipe_books "$capstan" $name "pg19/${name#pg19-}" || return ;;
       proofs-test) recipe_books "$capstan" $name proofs/test || return ;;
       passkey-first) recipe_passkeys "$capstan" $name 1 6000 86 120 512 all || return ;;

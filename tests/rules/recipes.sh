@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # recipes.sh CAPSTAN: every recipe passes `capstan plan`, with the data that it names in place. Token files of whole libraries take
-# minutes to make: one book stands for each of them, and the shipped base for the stages that lead to it.
+# minutes to make: one book stands for each of them, and the shipped base for the runs that come before and after it.
 . "$(dirname "$0")/common.sh"
 capstan=$(realpath "${1:?the program}")
 . launch/setup.sh
@@ -17,7 +17,9 @@ prepared > log 2>&1 || { cat log; exit 1; }
 for name in $(sed -nE 's/^(train|validation) = //p' recipes/*.cfg | tr , '\n' | sort -u); do
   [ -f "$name" ] || cp book.h5 "$name"
 done
-for run in $(sed -n 's/^from = //p' recipes/base-4k*.cfg | sort -u); do ln -s base-4k "$run"; done
+for run in $(sed -n 's/^from = //p' recipes/*.cfg | sort -u); do
+  [ -e "$run" ] || { mkdir -p "${run%/*}" && ln -s "$PWD/runs/base-4k" "$run"; }
+done
 
 for recipe in recipes/*.cfg; do
   shape=()
