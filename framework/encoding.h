@@ -79,6 +79,13 @@ struct PreparedGradients {
   View offset_source, offset_table, relative;
 };
 
+/// Products of matrices that an encoding adds to a layer's forward, beyond q·k and weights times values: two FLOP for each
+/// multiply-add.
+struct Arithmetic {
+  double per_token = 0;
+  double per_pair = 0;  ///< of a query and a key, all heads together
+};
+
 enum class Side : std::uint8_t { queries, keys };
 
 class Encoding {
@@ -114,6 +121,7 @@ class Encoding {
   virtual kernels::SharedTerms shared_gradients(int /*layer*/) const { return {}; }
   /// Tokens per block; chunk edges lie at its multiples.
   virtual std::int64_t block() const { return 1; }
+  virtual Arithmetic arithmetic(int /*layer*/) const { return {}; }
 
   // 5. The state that enters layer `layer` travels as further value columns if travels(layer).
   virtual bool travels(int /*layer*/) const { return false; }

@@ -132,6 +132,15 @@ class Composed : public Encoding {
     for (const auto& part : parts_) most = std::max(most, part->block());
     return most;
   }
+  Arithmetic arithmetic(int layer) const override {
+    Arithmetic all;
+    for (const auto& part : parts_) {
+      const Arithmetic one = part->arithmetic(layer);
+      all.per_token += one.per_token;
+      all.per_pair += one.per_pair;
+    }
+    return all;
+  }
   bool travels(int layer) const override { return stateful_->travels(layer); }
   Tensor first_state() override { return stateful_->first_state(); }
   void make_first_state(const View& z, const View& position) override { stateful_->make_first_state(z, position); }

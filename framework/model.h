@@ -49,6 +49,7 @@ class Model {
   Device device() const { return embed_.value.device(); }
   int layers() const { return int(blocks_.size()); }
   Encoding& encoding() { return *encoding_; }
+  const Encoding& encoding() const { return *encoding_; }
   /// Chunk edges lie at multiples of this: lcm(tile, block).
   std::int64_t unit(std::int64_t tile) const { return std::lcm(tile, encoding_->block()); }
   /// A ring for sequences of `length` tokens. shifted: also for halves of the heads (shifted_attention.h). Errors (config): as

@@ -189,6 +189,7 @@ Plan make_plan(const Recipe& r, int ranks) {
   plan.checkpoint_bytes = plan.parameters * wide + (adamw ? 2 * plan.trainable * wide : 0);
   plan.tokens_per_step = r.train.sequences * r.data.context;
   plan.total_tokens = plan.tokens_per_step * r.train.steps;
+  plan.flops = forward_flops(model, r.data.context);
   return plan;
 }
 
@@ -211,6 +212,11 @@ std::string text_of(const Plan& plan, const Recipe& r) {
                            bytes_text(plan.forward_bytes_per_rank), bytes_text(plan.backward_bytes_per_rank)));
   line("step", fmt::format("{} tokens = {} sequences x {}; {} steps = {} tokens", plan.tokens_per_step,
                            r.train.sequences, r.data.context, r.train.steps, plan.total_tokens));
+  const auto share = [&](double part) { return 100 * part / plan.flops.total(); };
+  line("arithmetic",
+       fmt::format("{:.4g} GFLOP forward for a sequence: {:.1f} % linear layers, {:.1f} % attention, {:.1f} % position",
+                   1e-9 * plan.flops.total(), share(plan.flops.linear), share(plan.flops.attention),
+                   share(plan.flops.position)));
   line("checkpoint", bytes_text(plan.checkpoint_bytes));
   line("memory", fmt::format("{} on the fullest rank", bytes_text(plan.memory_total())));
   for (const MemoryLine& m : plan.memory)

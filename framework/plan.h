@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "framework/arithmetic.h"
 #include "framework/encoding.h"
 #include "parallel/ring_attention.h"
 
@@ -30,6 +31,7 @@ struct Plan {
   std::int64_t memory_total() const;
   std::int64_t checkpoint_bytes = 0;
   std::int64_t tokens_per_step = 0, total_tokens = 0;
+  ForwardFlops flops;  ///< of one sequence
 };
 
 /// Attention inputs of a layer by their shapes alone, without memory: for parallel::bytes_sent.

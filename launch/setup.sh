@@ -102,6 +102,10 @@ recipe_passkeys() {  # recipe_passkeys CAPSTAN NAME SEED EXAMPLES SHORTEST LONGE
     --shortest "$5" --longest "$6" --context "$7" --loss "$8"
 }
 
+task_commands() {  # task_commands RECIPE: the lines in its own header that make its data; each ends with its --output FILE
+  sed -n 's|^# *build/capstan \(task .*\)|\1|p' "recipes/$1.cfg"
+}
+
 recipe_data() {  # recipe_data CAPSTAN NAME...: makes what recipes name under runs/, where it is missing, from recipes/ beside it
   local capstan=$1 name
   shift
@@ -129,11 +133,11 @@ recipe_data() {  # recipe_data CAPSTAN NAME...: makes what recipes name under ru
       passkey-8k) recipe_passkeys "$capstan" $name 6 100 1024 8192 8192 answer || return ;;
       passkey-quick) recipe_passkeys "$capstan" $name 6 12 1024 8192 8192 answer || return ;;
       passkey-32k) recipe_passkeys "$capstan" $name 7 24 4096 32768 32768 answer || return ;;
-      task-*)  # by the commands in the recipe's own header
-        [ -f "runs/data/$name.h5" ] || while read -r line; do
+      task-*)
+        while read -r line; do
           # shellcheck disable=SC2086  # words, none of them quoted
-          "$capstan" $line || return
-        done < <(sed -n 's|^# *build/capstan \(task .*\)|\1|p' "recipes/$name.cfg") ;;
+          [ -f "${line##* --output }" ] || "$capstan" $line || return
+        done < <(task_commands "$name") ;;
       *) echo "launch: no recipe data is called $name" >&2; return 2 ;;
     esac
   done

@@ -92,6 +92,18 @@ Terms Cope::terms(int layer) const {
   return terms;
 }
 
+/// The table's logits; keys of the gates' own. What gates cost where they cannot take the logits' products, framework/arithmetic.cpp
+/// adds: it depends on the other parts.
+Arithmetic Cope::arithmetic(int layer) const {
+  if (!is_on(layer)) return {};
+  const double width = double(shape_.head_size);
+  Arithmetic flops;
+  if (position_.cope_table == "learned")
+    flops.per_token += 2 * double(shape_.heads) * width * double(position_.cope_positions);
+  if (position_.cope_gate == "separate") flops.per_token += 2 * double(shape_.width) * double(shape_.kv_heads) * width;
+  return flops;
+}
+
 std::unique_ptr<Encoding> make_cope(const PositionConfig& position, const EncodingShape& shape) {
   return std::make_unique<Cope>(position, shape);
 }

@@ -16,6 +16,7 @@ class Cope : public Encoding {
   void prepare_backward(int layer, const Projections& d, const PreparedGradients& d_prepared,
                         const Projections& in) override;
   Terms terms(int layer) const override;
+  Arithmetic arithmetic(int layer) const override;
 
  protected:
   /// cope_every: layers k - 1, 2k - 1, …

@@ -49,6 +49,9 @@ class Fire : public Encoding {
     return out;
   }
 
+  /// One number in, width inside, a bias per head out; for each pair.
+  Arithmetic arithmetic(int) const override { return {0, 2 * double(width_) * double(1 + shape_.heads)}; }
+
  private:
   kernels::FireTerm of(int layer, View Parameter::*view) const {
     const LayerParameters& p = layers_[std::size_t(layer)];

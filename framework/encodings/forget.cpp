@@ -58,6 +58,8 @@ class Forget : public Encoding {
     return terms;
   }
 
+  Arithmetic arithmetic(int) const override { return {2 * double(shape_.width) * double(shape_.heads), 0}; }
+
  private:
   EncodingShape shape_;
   HeadLogits gates_;

@@ -70,6 +70,15 @@ class HierarchicalCope : public Cope {
     return terms;
   }
   std::int64_t block() const override { return position_.block_size; }
+  /// CoPE's, the block table's logits, and the projection to block keys or block gates.
+  Arithmetic arithmetic(int layer) const override {
+    Arithmetic flops = Cope::arithmetic(layer);
+    if (!is_on(layer)) return flops;
+    const double heads = double(shape_.heads), width = double(shape_.head_size);
+    flops.per_token += 2 * heads * width * double(position_.block_positions);
+    flops.per_token += 2 * double(shape_.width) * (by_query_ ? double(shape_.kv_heads) * width : heads);
+    return flops;
+  }
 
  private:
   bool by_query_;  // H-B, else H-C

@@ -11,7 +11,7 @@ namespace {
 class Relative : public Encoding {
  public:
   Relative(const PositionConfig& position, const EncodingShape& shape)
-      : table_("relative", position.relative_positions, 1, position.relative_shared), shape_(shape) {}
+      : rows_(position.relative_positions), table_("relative", rows_, 1, position.relative_shared), shape_(shape) {}
 
   Claims claims() const override { return {.relative = true}; }
   void declare(Parameters& parameters) override { table_.declare(parameters, shape_); }
@@ -26,7 +26,12 @@ class Relative : public Encoding {
     table_.logits_backward(layer, d.q, d_prepared.relative, in.q);
   }
 
+  Arithmetic arithmetic(int) const override {
+    return {2 * double(shape_.heads) * double(shape_.head_size) * double(rows_), 0};
+  }
+
  private:
+  std::int64_t rows_;
   RowTable table_;
   EncodingShape shape_;
 };

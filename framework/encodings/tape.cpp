@@ -71,6 +71,16 @@ class Tape : public Encoding {
     kernels::group_spread(z, phases, 1);
   }
 
+  /// Attention over the states, H·D columns more; alpha, W_u and W_d over the D numbers of a state, W_x over m.
+  Arithmetic arithmetic(int layer) const override {
+    if (!travels(layer)) return {};
+    const double g = double(shape_.kv_heads), d = double(shape_.head_size), i = double(width_);
+    Arithmetic flops{0, 2 * double(shape_.heads) * d};
+    if (has_attention_path()) flops.per_token += 2 * d * (mixes_heads() ? g * g : g);
+    if (has_mlp_path()) flops.per_token += 2 * d * 2 * g * i + 2 * double(shape_.width) * i;
+    return flops;
+  }
+
   void rotate(int, Side, const View& out, const View& x, const View& z) override { kernels::rotary_forward(out, x, z); }
   /// out = x · z, so dx = conj(z) · dout and dz += conj(x) · dout.
   void rotate_backward(int, Side, const View& dx, const View& dz, const View& x, const View& z) override {

@@ -72,6 +72,33 @@ TEST(Plan, CountsTheBytesOfThePrecision) {
   EXPECT_EQ(one.checkpoint_bytes, wide.checkpoint_bytes);
 }
 
+/// Multiply-adds by hand: 5 layers of width 64, 8 heads and 4 kv heads of 8, inner width 172; 512 words, 1,000 tokens.
+TEST(Plan, CountsTheArithmeticOfASequence) {
+  const double t = 1000, pairs = t * (t + 1) / 2, layers = 5;
+  const auto flops_of = [](const framework::Recipe& r) { return framework::make_plan(r, 2).flops; };
+  const framework::ForwardFlops rope = flops_of(resolved_recipe("rope"));
+  EXPECT_EQ(rope.linear, 2 * t * (layers * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 172) + 512 * 64));
+  EXPECT_EQ(rope.attention, 2 * layers * pairs * 2 * 64);
+  EXPECT_EQ(rope.position, 0);
+
+  const auto added = [&](const framework::Recipe& r) {
+    const framework::ForwardFlops flops = flops_of(r);
+    EXPECT_EQ(flops.linear, rope.linear);
+    EXPECT_EQ(flops.attention, rope.attention);
+    return flops.position / 2;
+  };
+  framework::Recipe cope = resolved_recipe("rope+cope");
+  EXPECT_EQ(added(cope), layers * t * 64 * 64) << "every head's q against 64 rows of 8";
+  cope.position.cope_rotated = false;
+  EXPECT_EQ(added(cope), layers * (t * 64 * 64 + pairs * 64)) << "gates from q and k before the rotation";
+  EXPECT_EQ(added(resolved_recipe("tape")), 4 * (pairs * 64 + t * (8 * 4 * 4 + 2 * 8 * 4 * 16 + 64 * 16)));
+  EXPECT_EQ(added(resolved_recipe("fire")), layers * pairs * 32 * (1 + 8));
+  EXPECT_EQ(added(resolved_recipe("forget")), layers * t * 64 * 8);
+  EXPECT_EQ(added(resolved_recipe("relative")), layers * t * 64 * 64);
+  EXPECT_EQ(added(resolved_recipe("hierarchical_cope")), layers * (t * (2 * 64 * 64 + 64 * 32) + pairs / 256 * 64))
+      << "two tables, keys of blocks, and one product for each row and block of 256";
+}
+
 TEST(Plan, RanksThatDoNotDivideAreRefused) {
   framework::Recipe r = resolved_recipe("rope");
   r.grid.ring = 3;
