@@ -6,6 +6,7 @@
 #include "framework/encoding.h"
 #include "framework/files.h"
 #include "framework/json.h"
+#include "framework/rotary_frequencies.h"
 #include "kernels/check.h"
 
 namespace capstan::framework {
@@ -15,6 +16,14 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::int64_t config_limit = 1 << 20;  // bytes
 constexpr double largest_length = 2147483647;   // tokens
+
+/// Before the model_type of models whose encoding Hugging Face's Llama does not compute: its library refuses the type, where it would
+/// load a Llama, leave out the tensors that it does not know, and rotate.
+const std::string own_type = "capstan-";
+
+std::string without_own_type(const std::string& type) {
+  return type.starts_with(own_type) ? type.substr(own_type.size()) : type;
+}
 
 /// One JSON object with the name that its errors begin with. Null counts as absent, as in Hugging Face's own reader.
 class Fields {
@@ -187,7 +196,7 @@ const char* scaling_key(const Json& config) {
   return found != config.end() && !found->is_null() ? "rope_parameters" : "rope_scaling";
 }
 
-PositionConfig read_rope(const Fields& config) {
+PositionConfig read_rope(const Fields& config, std::int64_t shown_length) {
   PositionConfig position;
   const std::string key = scaling_key(config.object());
   if (key == "rope_parameters" && config.find("rope_scaling") != nullptr)
@@ -199,6 +208,9 @@ PositionConfig read_rope(const Fields& config) {
   const Fields fields(*scaling, config.where() + ": " + key);
   position.theta = fields.number("rope_theta", position.theta, 1, 1e15);
   read_scaling(fields, position);
+  if (position.scaling == "dynamic" && position.original_length > 0 && position.original_length != shown_length)
+    fields.refuse("original_max_position_embeddings",
+                  fmt::format("max_position_embeddings {}, from which Hugging Face scales dynamically", shown_length));
   return position;
 }
 
@@ -220,7 +232,8 @@ std::vector<std::string> own_keys() {
 /// What Hugging Face has no field for; see own_position().
 void read_own_position(const Fields& own, ModelConfig& model, PositionConfig& position) {
   Recipe holder;
-  std::vector<std::string> known{"kind", "length", "theta", "ntk_factor", "original_length", "max_length"};
+  std::vector<std::string> known{"kind",           "length",          "theta",     "ntk_factor",
+                                 "dynamic_factor", "original_length", "max_length"};
   const std::vector<Option> all = options(holder);
   const auto option_of = [&](const std::string& key) {
     return std::find_if(all.begin(), all.end(), [&](const Option& o) { return o.name == "position." + key; });
@@ -246,8 +259,12 @@ void read_own_position(const Fields& own, ModelConfig& model, PositionConfig& po
   if (own.find("ntk_factor") != nullptr) {
     position.scaling = "ntk";
     position.factor = own.number("ntk_factor", 1, 1, 1e6);
-    position.theta = own.number("theta", position.theta, 1, 1e15);
   }
+  if (own.find("dynamic_factor") != nullptr) {
+    position.scaling = "dynamic";
+    position.factor = own.number("dynamic_factor", 1, 1, 1e6);
+  }
+  position.theta = own.number("theta", position.theta, 1, 1e15);
   position.original_length = own.integer("original_length", position.original_length, 0, largest_length);
   model.max_length = own.integer("max_length", model.max_length, 1, largest_length);
 }
@@ -259,13 +276,15 @@ HfConfig parse_hf_config(const std::string& json, const std::string& name) {
   const Json root = Json::parse(json);
   if (!root.is_object()) fail(ExitCode::bad_data, "{}: not a JSON object; is it a config.json?", name);
   const Fields config(root, name);
-  const std::string type = config.text("model_type", "");
+  const std::string stated_type = config.text("model_type", ""), type = without_own_type(stated_type);
   if (type != "llama" && type != "mistral") config.refuse("model_type", "llama, or mistral without a window");
+  if (stated_type != type && config.find("capstan_position") == nullptr)
+    config.refuse("capstan_position", "an object beside model_type " + stated_type);
   refuse_unsupported(config, type);
   HfConfig result;
   result.json = json;
   result.model = read_model(config, type);
-  result.position = read_rope(config);
+  result.position = read_rope(config, result.model.max_length);
   if (const Json* own = config.find("capstan_position")) {
     if (!own->is_object()) config.refuse("capstan_position", "an object");
     read_own_position(Fields(*own, name + ": capstan_position"), result.model, result.position);
@@ -323,9 +342,25 @@ void update_model(Json& config, const ModelConfig& before, const ModelConfig& no
   set_changed(config, "tie_word_embeddings", before.tied, now.tied);
 }
 
-/// The scaling as Hugging Face spells it; null for none (and for ntk, which is only another base).
+/// Hugging Face's Llama has rotations and nothing else.
+void update_type(Json& config, const std::string& kind) {
+  const std::string before = config["model_type"], type = without_own_type(before);
+  const std::string now = (kind == "rope" ? "" : own_type) + type;
+  if (now == before) return;
+  config["model_type"] = now;
+  const char* known = type == "mistral" ? "MistralForCausalLM" : "LlamaForCausalLM";
+  config["architectures"] = {kind == "rope" ? known : "CapstanForCausalLM"};
+}
+
+/// Scalings that are only another base: Hugging Face has no word for them and needs none. Its dynamic scaling goes by the length at
+/// hand, so that ours with a declared length is one of these.
+bool only_base(const PositionConfig& position) {
+  return position.scaling == "ntk" || (position.scaling == "dynamic" && position.length > 0);
+}
+
+/// The scaling as Hugging Face spells it; null for none.
 Json scaling_object(const PositionConfig& position) {
-  if (position.scaling == "none" || position.scaling == "ntk") return nullptr;
+  if (position.scaling == "none" || only_base(position)) return nullptr;
   Json object{{"rope_type", position.scaling}, {"factor", position.factor}};
   if (position.original_length > 0) object["original_max_position_embeddings"] = position.original_length;
   if (position.scaling == "yarn") {
@@ -343,53 +378,63 @@ Json scaling_object(const PositionConfig& position) {
 /// Equal in what the scaling uses.
 bool same_scaling(const PositionConfig& a, const PositionConfig& b) { return scaling_object(a) == scaling_object(b); }
 
-/// The base that makes plain rope compute this encoding: NTK scaling is the base theta * factor^(D / (D - 2)).
+/// The base as Hugging Face gets it.
 double exported_theta(const PositionConfig& position, std::int64_t head_size) {
-  if (position.scaling != "ntk" || head_size <= 2) return position.theta;
-  return position.theta * std::pow(position.factor, double(head_size) / double(head_size - 2));
+  if (!only_base(position)) return position.theta;
+  return rotary_base(position, head_size, position.original_length, position.length);
 }
 
+/// What changes is written as transformers 4 and 5 read it: rope_theta and rope_scaling; rope_parameters are only for 5.
 void update_rope(Json& config, const PositionConfig& before, const PositionConfig& now, std::int64_t head_size) {
   const double theta = exported_theta(now, head_size);
   const bool new_style = std::string(scaling_key(config)) == "rope_parameters";
-  Json& theta_home = new_style && config["rope_parameters"].contains("rope_theta") ? config["rope_parameters"] : config;
-  if (number_in(theta_home, "rope_theta", 10000.0) != theta) theta_home["rope_theta"] = theta;
-  if (same_scaling(before, now)) return;
-  Json object = scaling_object(now);
-  if (new_style) {  // this object is never null: it also holds the base
-    if (object.is_null()) object = Json{{"rope_type", "default"}};
-    if (config["rope_parameters"].contains("rope_theta")) object["rope_theta"] = theta;
-  }
-  config[scaling_key(config)] = object;
+  const bool base_inside = new_style && config["rope_parameters"].contains("rope_theta");
+  const bool same_base = number_in(base_inside ? config["rope_parameters"] : config, "rope_theta", 10000.0) == theta;
+  const bool same = same_scaling(before, now);
+  if (same_base && same) return;
+  if (new_style) config.erase("rope_parameters");
+  if (new_style || !same_base) config["rope_theta"] = theta;
+  if (new_style || !same) config["rope_scaling"] = scaling_object(now);
 }
 
 /// The position as it is exported, and how much of it Hugging Face's own fields can say.
 struct Export {
   PositionConfig position;
-  std::int64_t length = 0;     // trained so far
-  bool hidden_length = false;  // max_position_embeddings must say something else
+  std::int64_t length = 0;        // trained so far
+  std::int64_t shown_length = 0;  // max_position_embeddings
 };
 
-Export plan_export(const ModelConfig& model, const PositionConfig& position, std::int64_t max_length) {
-  Export plan{position, max_length > 0 ? max_length : model.max_length, false};
+/// What Hugging Face takes max_position_embeddings for. Dynamic scaling: the original length. YaRN: the stretched length, which
+/// transformers 4.51 to 4.55 divide by the original one for the factor, whatever the factor says.
+std::int64_t length_to_show(const PositionConfig& position, std::int64_t trained) {
+  if (position.original_length == 0 || only_base(position)) return trained;
+  if (position.scaling == "dynamic") return position.original_length;
+  if (position.scaling != "yarn") return trained;
+  const double stretched = std::round(position.factor * double(position.original_length));
+  return std::int64_t(std::min(stretched, largest_length));
+}
+
+/// `stated`: the original's max_position_embeddings.
+Export plan_export(const HfConfig& before, std::int64_t stated, const ModelConfig& model,
+                   const PositionConfig& position, std::int64_t max_length) {
+  Export plan{position, max_length > 0 ? max_length : model.max_length, 0};
   CAPSTAN_CHECK(plan.length > 0, "an exported model needs its trained length");
   PositionConfig& now = plan.position;
   // These scale relative to the length before them; once the trained length has moved on, that must be written out.
   const bool relative = now.scaling == "dynamic" || now.scaling == "yarn" || now.scaling == "llama3";
   const bool moved = model.max_length > 0 && model.max_length != plan.length;
-  if (relative && now.original_length == 0 && (moved || now.scaling == "llama3"))
+  if (relative && now.original_length == 0 && (moved || now.scaling == "llama3" || only_base(now)))
     now.original_length = model.max_length;
-  // Hugging Face's dynamic scaling takes max_position_embeddings as the original length: the trained length is ours to
-  // keep.
-  plan.hidden_length = now.scaling == "dynamic" && now.original_length > 0 && now.original_length != plan.length;
+  const bool same = same_scaling(before.position, now) && before.model.max_length == plan.length;
+  plan.shown_length = same ? stated : length_to_show(now, plan.length);
   return plan;
 }
 
 /// capstan_position: null when Hugging Face's own fields say everything.
 Json own_position(const Export& plan) {
   const PositionConfig& position = plan.position;
-  const bool ntk = position.scaling == "ntk";
-  if (position.kind == "rope" && !ntk && !plan.hidden_length && position.length == 0) return nullptr;
+  const bool hidden_length = plan.shown_length != plan.length;
+  if (position.kind == "rope" && !only_base(position) && !hidden_length) return nullptr;
   Json own{{"kind", position.kind}};
   Recipe now, defaults;  // what differs from the default, as recipes write it
   now.position = position;
@@ -400,12 +445,12 @@ Json own_position(const Export& plan) {
       if (values[i].name == "position." + key && values[i].text() != usual[i].text())
         std::visit([&](const auto* held) { own[key] = *held; }, values[i].value);
   if (position.length > 0) own["length"] = position.length;
-  if (ntk) {
-    own["ntk_factor"] = position.factor;
+  if (only_base(position)) {
+    own[position.scaling + "_factor"] = position.factor;
     own["theta"] = position.theta;
     if (position.original_length > 0) own["original_length"] = position.original_length;
   }
-  if (plan.hidden_length) own["max_length"] = plan.length;
+  if (hidden_length) own["max_length"] = plan.length;
   return own;
 }
 
@@ -426,13 +471,13 @@ std::string updated_hf_config(const std::string& original_json, const ModelConfi
   before.model = no_model(model);
   if (!original_json.empty()) before = parse_hf_config(original_json, "the original config.json");
   const Json original = original_json.empty() ? fresh_config() : Json::parse(original_json);
-  const Export plan = plan_export(model, position, max_length);
-  Json config = original;
-  update_model(config, before.model, model);
-  const std::int64_t shown_length = plan.hidden_length ? plan.position.original_length : plan.length;
   // What the file leaves out has Hugging Face's default, which is in before.model unless capstan_position overrides it.
-  const double stated = number_in(config, "max_position_embeddings", double(before.model.max_length));
-  if (stated != double(shown_length)) config["max_position_embeddings"] = shown_length;
+  const auto stated = std::int64_t(number_in(original, "max_position_embeddings", double(before.model.max_length)));
+  const Export plan = plan_export(before, stated, model, position, max_length);
+  Json config = original;
+  update_type(config, position.kind);
+  update_model(config, before.model, model);
+  if (stated != plan.shown_length) config["max_position_embeddings"] = plan.shown_length;
   update_rope(config, before.position, plan.position, head_size_of(model));
   const Json own = own_position(plan);
   if (own.is_null()) config.erase("capstan_position");

@@ -27,7 +27,7 @@ HfConfig read_hf_config(const std::string& path);  ///< errors: also io
 /// say, trained up to max_length tokens (0: model.max_length). Every original field stays, in its order; only what
 /// differs changes. What Hugging Face has no field for goes into the object `capstan_position`, so that
 /// parse_hf_config() gives the same model and position back; it is written only when the encoding needs it (not rope
-/// with a scaling that Hugging Face knows).
+/// with a scaling that Hugging Face knows). With any kind but rope, model_type is capstan-llama or capstan-mistral.
 std::string updated_hf_config(const std::string& original_json, const ModelConfig& model,
                               const PositionConfig& position, std::int64_t max_length);
 

@@ -17,10 +17,6 @@ std::vector<double> plain(double theta, std::int64_t head_size) {
   return frequency;
 }
 
-double ntk_theta(double theta, double factor, std::int64_t head_size) {
-  return theta * std::pow(factor, double(head_size) / double(head_size - 2));
-}
-
 /// Index f (real) whose phase turns `turns` times in `length` tokens.
 double index_of_turns(double turns, std::int64_t head_size, double theta, double length) {
   return double(head_size) * std::log(length / (turns * 2 * pi)) / (2 * std::log(theta));
@@ -52,18 +48,22 @@ void scale_llama3(RotaryFrequencies& out, const PositionConfig& p, double length
 
 }  // namespace
 
+double rotary_base(const PositionConfig& p, std::int64_t head_size, std::int64_t original_length,
+                   std::int64_t total_length) {
+  double factor = p.scaling == "ntk" ? p.factor : 1;
+  if (p.scaling == "dynamic" && total_length > original_length)
+    factor = p.factor * double(total_length) / double(original_length) - (p.factor - 1);
+  // Two channels turn by the position itself, whatever the base is.
+  return head_size > 2 ? p.theta * std::pow(factor, double(head_size) / double(head_size - 2)) : p.theta;
+}
+
 RotaryFrequencies rotary_frequencies(const PositionConfig& p, std::int64_t head_size, std::int64_t original_length,
                                      std::int64_t total_length) {
   RotaryFrequencies out;
-  out.frequency = plain(p.theta, head_size);
-  const double original = double(original_length), total = double(total_length);
+  out.frequency = plain(rotary_base(p, head_size, original_length, total_length), head_size);
+  const double original = double(original_length);
   if (p.scaling == "linear") {
     for (double& frequency : out.frequency) frequency /= p.factor;
-  } else if (p.scaling == "ntk") {
-    out.frequency = plain(ntk_theta(p.theta, p.factor, head_size), head_size);
-  } else if (p.scaling == "dynamic") {
-    if (total > original)
-      out.frequency = plain(ntk_theta(p.theta, p.factor * total / original - (p.factor - 1), head_size), head_size);
   } else if (p.scaling == "yarn") {
     scale_yarn(out, p, head_size, original);
   } else if (p.scaling == "llama3") {

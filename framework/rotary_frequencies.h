@@ -22,4 +22,8 @@ struct RotaryFrequencies {
 RotaryFrequencies rotary_frequencies(const PositionConfig& position, std::int64_t head_size,
                                      std::int64_t original_length, std::int64_t total_length);
 
+/// The base that theta stands for above: theta' where the scaling changes it.
+double rotary_base(const PositionConfig& position, std::int64_t head_size, std::int64_t original_length,
+                   std::int64_t total_length);
+
 }  // namespace capstan::framework

@@ -141,10 +141,8 @@ ExitCode run_export(const Arguments& arguments, parallel::Communicator& world) {
   fmt::print("tokenizer   {}\n", checkpoint.header().tokenizer.empty() ? "none" : checkpoint.header().tokenizer);
   fmt::print("output      {}\n", output);
   if (checkpoint.header().position.kind != "rope")
-    fmt::print(
-        "note        Hugging Face's Llama does not know the encoding {}; its settings are in config.json as "
-        "capstan_position\n",
-        checkpoint.header().position.kind);
+    fmt::print("note        Hugging Face's library refuses the folder: its Llama does not know the encoding {}\n",
+               checkpoint.header().position.kind);
   return ExitCode::done;
 }
 

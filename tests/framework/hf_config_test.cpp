@@ -95,6 +95,9 @@ TEST(HfConfig, RefusesByNameWhatItCannotHonour) {
           {"num_attention_heads", "7", "divisor of hidden_size 64"});
   refused(R"({"head_dim": 7})", {"size 7", "even"});
   EXPECT_EQ(parse(with(R"({"model_type": "mistral", "sliding_window": null})")).model.layers, 5);
+  refused(R"({"model_type": "capstan-llama"})", {"capstan_position", "missing", "beside model_type capstan-llama"});
+  refused(R"({"model_type": "capstan-qwen2", "capstan_position": {"kind": "tape"}})", {"model_type", "capstan-qwen2"});
+  refused(R"({"model_type": "capstan-mistral", "capstan_position": {"kind": "tape"}})", {"sliding_window", "missing"});
 }
 
 TEST(HfConfig, RefusesValuesOutOfRange) {
@@ -170,6 +173,12 @@ TEST(HfConfig, RefusesBadScalings) {
   refused(R"({"type": "yarn", "factor": 2, "beta_fast": 1, "beta_slow": 2})", {"beta_slow"});
   refused(R"({"rope_type": "llama3", "factor": 8})", {"original_max_position_embeddings", "missing"});
   refused(R"("linear")", {"rope_scaling"});
+  // Hugging Face scales dynamically from max_position_embeddings, whatever this key says.
+  refused(R"({"rope_type": "dynamic", "factor": 2, "original_max_position_embeddings": 256})",
+          {"original_max_position_embeddings", "256", "max_position_embeddings 512"});
+  EXPECT_EQ(
+      scaling(R"({"rope_type": "dynamic", "factor": 2, "original_max_position_embeddings": 512})").original_length,
+      512);
 }
 
 /// Equal in everything that the encoding uses.
@@ -295,6 +304,77 @@ TEST(UpdatedHfConfig, HuggingFaceComputesTheSamePhases) {
   const auto stretched = ordered_json::parse(updated_hf_config(config.json, config.model, yarn, 1024));
   EXPECT_EQ(stretched["max_position_embeddings"], 1024);
   EXPECT_EQ(stretched["rope_scaling"]["original_max_position_embeddings"], 512);
+}
+
+TEST(UpdatedHfConfig, ChangedRotationsAreWrittenForOldAndNewReaders) {
+  ordered_json original = base();
+  original.erase("rope_theta");
+  original["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 5e5}};
+  const HfConfig config = parse(original.dump());
+  EXPECT_EQ(updated_hf_config(config.json, config.model, config.position, 512), config.json);
+  PositionConfig position = config.position;
+  position.scaling = "linear", position.factor = 2;
+  const auto exported = ordered_json::parse(updated_hf_config(config.json, config.model, position, 1024));
+  EXPECT_FALSE(exported.contains("rope_parameters"));
+  EXPECT_EQ(exported["rope_theta"], 5e5);
+  EXPECT_EQ(exported["rope_scaling"]["rope_type"], "linear");
+}
+
+TEST(UpdatedHfConfig, DynamicScalingOfADeclaredLengthIsAnotherBase) {
+  const HfConfig config = parse(base().dump());
+  PositionConfig position = config.position;
+  position.scaling = "dynamic", position.factor = 2, position.length = 2048;
+  const std::string text = updated_hf_config(config.json, config.model, position, 1024);
+  const auto exported = ordered_json::parse(text);
+  // theta (s L / L0 - (s - 1))^(D / (D - 2)) with s = 2, L = 2048, L0 = 512, D = 8
+  EXPECT_NEAR(exported["rope_theta"].get<double>(), 10000 * std::pow(2 * 2048.0 / 512 - 1, 8.0 / 6.0), 1e-6);
+  EXPECT_FALSE(exported.contains("rope_scaling"));
+  EXPECT_EQ(exported["max_position_embeddings"], 1024);
+  const HfConfig again = parse(text);
+  position.original_length = 512;
+  expect_same(again.position, position);
+  EXPECT_EQ(again.model.max_length, 1024);
+  EXPECT_EQ(updated_hf_config(text, again.model, again.position, 1024), text);
+}
+
+TEST(UpdatedHfConfig, YarnShowsTheStretchedLength) {
+  const HfConfig config = parse(base().dump());
+  PositionConfig position = config.position;
+  position.scaling = "yarn", position.factor = 4;
+  const std::string text = updated_hf_config(config.json, config.model, position, 1024);
+  EXPECT_EQ(ordered_json::parse(text)["max_position_embeddings"], 2048);  // / 512 is the factor
+  const HfConfig again = parse(text);
+  EXPECT_EQ(again.model.max_length, 1024);
+  EXPECT_EQ(updated_hf_config(text, again.model, again.position, 1024), text);
+  // What others wrote stays as long as it describes the model.
+  const std::string foreign = with(R"({"rope_scaling": {"rope_type": "yarn", "factor": 4,
+      "original_max_position_embeddings": 512}})");
+  const HfConfig imported = parse(foreign);
+  EXPECT_EQ(updated_hf_config(foreign, imported.model, imported.position, 512), foreign);
+}
+
+TEST(UpdatedHfConfig, EncodingsThatLlamaDoesNotKnowHaveATypeOfTheirOwn) {
+  for (const std::string type : {"llama", "mistral"}) {
+    ordered_json original = base();
+    original["model_type"] = type;
+    original["architectures"] = {type == "llama" ? "LlamaForCausalLM" : "MistralForCausalLM"};
+    original["sliding_window"] = nullptr;
+    const HfConfig config = parse(original.dump());
+    for (const char* kind : {"none", "cope", "rope+cope", "tape", "xpos"}) {
+      SCOPED_TRACE(type + " " + kind);
+      PositionConfig position = config.position;
+      position.kind = kind;
+      const std::string text = updated_hf_config(config.json, config.model, position, 512);
+      const auto exported = ordered_json::parse(text);
+      EXPECT_EQ(exported["model_type"], "capstan-" + type);
+      EXPECT_EQ(exported["architectures"], ordered_json::array({"CapstanForCausalLM"}));
+      const HfConfig again = parse(text);
+      expect_same(again.position, position);
+      expect_same(again.model, config.model);
+      const auto rope = ordered_json::parse(updated_hf_config(text, again.model, config.position, 512));
+      EXPECT_EQ(rope, original) << "back to plain rope";
+    }
+  }
 }
 
 TEST(UpdatedHfConfig, ChangedModelsAreWritten) {
