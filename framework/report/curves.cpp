@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <map>
 
 #include "framework/report/sections.h"
 #include "kernels/check.h"
@@ -111,45 +112,76 @@ std::string validation_conflict(const std::vector<ReportRun>& runs) {
   return "";
 }
 
-std::string training_section(const std::vector<ReportRun>& runs, const std::vector<ReportSeries>& series) {
-  LineChart loss{"Training loss", "step", "nat per token", {}},
-      validation{"Validation loss", "step", "nat per token", {}},
+namespace {
+
+struct TrainingCharts {
+  std::map<std::string, LineChart> loss;  ///< by title: one, and one for each file whose steps stand apart
+  LineChart validation{"Validation loss", "step", "nat per token", {}},
       norm{"Gradient norm, before clipping", "step", "norm", {}}, rate{"Learning rate", "step", "", {}};
+};
+
+/// Means, and behind them every step.
+void add_lines(LineChart& chart, const ReportSeries& series, const std::vector<StepLine>& steps,
+               double StepLine::*field) {
+  const Value value = [field](const StepLine& s) { return s.*field; };
+  ChartLine raw = line_of(series, thinned(steps, value, raw_points));
+  raw.faint = true;
+  if (steps.size() >= 50) chart.lines.push_back(raw);
+  chart.lines.push_back(line_of(series, smoothed(steps, value)));
+}
+
+void add_losses(TrainingCharts& charts, const ReportRun& run, const ReportSeries& series) {
+  const auto add = [&](const std::string& title, const std::vector<StepLine>& steps) {
+    const auto at = charts.loss.emplace(title, LineChart{title, "step", "nat per token", {}}).first;
+    add_lines(at->second, series, steps, &StepLine::loss);
+  };
+  const std::vector<std::int64_t> files = run.curve.files_apart();
+  if (files.empty()) add("Training loss", run.curve.steps);
+  const std::vector<std::string> names = split_list(run.option("data.train"));
+  for (const std::int64_t file : files) {
+    const std::string name = file < std::ssize(names) ? names[std::size_t(file)] : fmt::format("file {}", file);
+    add("Training loss, " + name.substr(name.find_last_of('/') + 1), run.curve.of_file(file).steps);
+  }
+}
+
+TrainingCharts training_charts(const std::vector<ReportRun>& runs, const std::vector<ReportSeries>& series) {
+  TrainingCharts charts;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const auto& steps = runs[i].curve.steps;
     if (steps.empty()) continue;
-    ChartLine raw = line_of(series[i], thinned(
-                                           steps, [](const StepLine& s) { return s.loss; }, raw_points));
-    raw.faint = true;
-    if (steps.size() >= 50) loss.lines.push_back(raw);
-    loss.lines.push_back(line_of(series[i], smoothed(steps, [](const StepLine& s) { return s.loss; })));
-    ChartLine peaks = line_of(series[i], thinned(
-                                             steps, [](const StepLine& s) { return s.gradient_norm; }, raw_points));
-    peaks.faint = true;
-    if (steps.size() >= 50) norm.lines.push_back(peaks);
-    norm.lines.push_back(line_of(series[i], smoothed(steps, [](const StepLine& s) { return s.gradient_norm; })));
-    rate.lines.push_back(line_of(series[i], thinned(
-                                                steps, [](const StepLine& s) { return s.learning_rate; }, raw_points)));
+    add_losses(charts, runs[i], series[i]);
+    add_lines(charts.norm, series[i], steps, &StepLine::gradient_norm);
+    charts.rate.lines.push_back(
+        line_of(series[i], thinned(
+                               steps, [](const StepLine& s) { return s.learning_rate; }, raw_points)));
     ChartLine measured = line_of(series[i], {});
     for (const StepLine& s : steps)
       if (std::isfinite(s.validation_loss)) measured.points.push_back({double(s.step), s.validation_loss});
     measured.dots = measured.points.size() <= 60;
-    if (!measured.points.empty()) validation.lines.push_back(std::move(measured));
+    if (!measured.points.empty()) charts.validation.lines.push_back(std::move(measured));
   }
+  charts.norm.y_log = is_wide(charts.norm.lines);
+  charts.rate.from_zero = true;
+  return charts;
+}
+
+}  // namespace
+
+std::string training_section(const std::vector<ReportRun>& runs, const std::vector<ReportSeries>& series) {
+  const TrainingCharts charts = training_charts(runs, series);
   std::string out = "<section id=\"training\"><h2>Training</h2>\n";
-  if (loss.lines.empty()) return out + page_note("No run has a metrics.jsonl with steps.") + "</section>\n";
-  norm.y_log = is_wide(norm.lines);
-  rate.from_zero = true;
+  if (charts.loss.empty()) return out + page_note("No run has a metrics.jsonl with steps.") + "</section>\n";
   std::vector<ChartLine> legend;
-  for (const ChartLine& line : loss.lines)
+  for (const ChartLine& line : charts.norm.lines)
     if (!line.faint) legend.push_back(line);
-  out += chart_legend(legend) + "<div class=\"charts\">\n" + line_chart(loss);
+  out += chart_legend(legend) + "<div class=\"charts\">\n";
+  for (const auto& [title, chart] : charts.loss) out += line_chart(chart);
   const std::string conflict = validation_conflict(runs);
   if (!conflict.empty())
     out +=
         "<figure class=\"chart\"><figcaption>Validation loss</figcaption>" + page_note(conflict, true) + "</figure>\n";
-  else if (!validation.lines.empty()) out += line_chart(validation);
-  out += line_chart(norm) + line_chart(rate) + "</div>\n";
+  else if (!charts.validation.lines.empty()) out += line_chart(charts.validation);
+  out += line_chart(charts.norm) + line_chart(charts.rate) + "</div>\n";
   out += page_note(
       "Strong lines: means over a 25th of the run. Faint lines: every step, or of each stretch of steps the least and "
       "the "

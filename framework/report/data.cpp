@@ -1,10 +1,12 @@
 #include "framework/report/data.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <limits>
 #include <map>
+#include <set>
 #include <sstream>
 
 #include "framework/checkpoint_folders.h"
@@ -28,6 +30,22 @@ double number(const Json& json, const char* key) {
   return at != json.end() && at->is_number() ? at->get<double>() : nothing;
 }
 
+/// Samples are named "file:number".
+std::int64_t only_file(const Json& json) {
+  const auto samples = json.find("samples");
+  if (samples == json.end() || !samples->is_array() || samples->empty()) return -1;
+  std::set<std::string> files;
+  for (const Json& sample : *samples) {
+    const std::string name = sample.is_string() ? sample.get<std::string>() : "";
+    files.insert(name.substr(0, name.find(':')));
+  }
+  std::int64_t file = -1;
+  const std::string& first = *files.begin();
+  const auto [end, problem] = std::from_chars(first.data(), first.data() + first.size(), file);
+  const bool is_number = problem == std::errc() && end == first.data() + first.size() && file >= 0;
+  return files.size() == 1 && is_number ? file : -1;
+}
+
 StepLine step_line(const Json& json) {
   StepLine line{std::int64_t(number(json, "step")),
                 number(json, "loss"),
@@ -35,7 +53,8 @@ StepLine step_line(const Json& json) {
                 number(json, "learning_rate"),
                 number(json, "validation_loss"),
                 number(json, "tokens"),
-                {}};
+                {},
+                only_file(json)};
   const auto layers = json.find("layers");
   if (layers == json.end() || !layers->is_array()) return line;
   for (const Json& layer : *layers)
@@ -79,7 +98,25 @@ double TrainingCurve::tokens() const {
   for (const StepLine& line : steps) sum += std::isfinite(line.tokens) ? line.tokens : 0;
   return sum;
 }
-double TrainingCurve::last_loss() const { return last_of(steps, &StepLine::loss); }
+
+std::vector<std::int64_t> TrainingCurve::files_apart() const {
+  std::set<std::int64_t> files;
+  for (const StepLine& line : steps) files.insert(line.file);
+  if (files.size() < 2 || files.count(-1)) return {};
+  return {files.begin(), files.end()};
+}
+
+TrainingCurve TrainingCurve::of_file(std::int64_t file) const {
+  TrainingCurve own;
+  for (const StepLine& line : steps)
+    if (line.file == file) own.steps.push_back(line);
+  return own;
+}
+
+double TrainingCurve::last_loss() const {
+  const std::vector<std::int64_t> files = files_apart();
+  return last_of(files.empty() ? steps : of_file(files.front()).steps, &StepLine::loss);
+}
 double TrainingCurve::last_validation() const { return last_of(steps, &StepLine::validation_loss); }
 
 std::string ReportRun::option(const std::string& wanted) const {

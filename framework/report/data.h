@@ -19,6 +19,7 @@ struct StepLine {
   std::int64_t step = 0;
   double loss, gradient_norm, learning_rate, validation_loss, tokens;
   std::vector<LayerMetrics> layers;
+  std::int64_t file = -1;  ///< of data.train, from which all of its sequences are; -1: from several, or not said
 };
 
 struct TrainingCurve {
@@ -26,7 +27,10 @@ struct TrainingCurve {
   std::int64_t unreadable = 0;    ///< lines that are no JSON object with a step
   std::int64_t without_loss = 0;  ///< steps whose loss is no finite number
   double tokens() const;          ///< read in all
-  double last_loss() const;       ///< of the last step that has one; else NaN
+  /// The files of data.train whose losses do not mix in any step (data.mix = steps), if these are several; else none.
+  std::vector<std::int64_t> files_apart() const;
+  TrainingCurve of_file(std::int64_t file) const;  ///< its steps alone
+  double last_loss() const;  ///< of the last step that has one; else NaN. With files apart: of the first file's
   double last_validation() const;
 };
 TrainingCurve parse_metrics(const std::string& text);

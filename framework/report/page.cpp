@@ -125,6 +125,13 @@ Score passkey_score(const ReportSeries& series) {
   return score;
 }
 
+/// One, or one for each file whose steps stand apart.
+std::string last_losses(const TrainingCurve& curve) {
+  std::vector<std::string> losses;
+  for (const std::int64_t file : curve.files_apart()) losses.push_back(number_text(curve.of_file(file).last_loss()));
+  return losses.empty() ? number_text(curve.last_loss()) : fmt::format("{}", fmt::join(losses, " / "));
+}
+
 std::string summary_section(const Report& report) {
   const Summary summary = summary_of(report.runs);
   std::vector<std::string> head = {"run", "position", "steps", "tokens", "last loss", "validation"};
@@ -139,7 +146,7 @@ std::string summary_section(const Report& report) {
       const bool is_done = run.planned_steps <= run.curve.steps.back().step;
       row.push_back(is_done ? steps : fmt::format("{} of {}", steps, number_text(double(run.planned_steps))));
       row.push_back(number_text(run.curve.tokens()));
-      row.push_back(number_text(run.curve.last_loss()));
+      row.push_back(last_losses(run.curve));
       row.push_back(number_text(run.curve.last_validation()));
     } else {
       row.insert(row.end(), 4, "–");
@@ -161,7 +168,9 @@ std::string summary_section(const Report& report) {
       "CSV</a></p>\n",
       data);
   out += page_note(
-      "Losses in nat per token; ppl: perplexity of windows of that many tokens, by the conventions named below; “–”: "
+      "Losses in nat per token, of the last step; “/”: of the last steps of each training file, where none has "
+      "sequences of "
+      "several; ppl: perplexity of windows of that many tokens, by the conventions named below; “–”: "
       "not "
       "measured, or in several ways.");
   const std::string conflict = validation_conflict(report.runs);

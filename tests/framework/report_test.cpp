@@ -211,6 +211,28 @@ TEST(ReportPage, OfAStepWrittenTwiceTheLaterLineCounts) {
   EXPECT_TRUE(std::isnan(curve.last_validation()));
 }
 
+/// Two files, each step from one of them: their losses differ by what is read, not by what is learned.
+TEST(ReportPage, DrawsFilesApartWhereStepsDoNotMixThem) {
+  const auto line = [](int step, double loss, const std::string& samples) {
+    return fmt::format("{{\"step\":{},\"loss\":{},\"tokens\":8,\"samples\":[{}]}}\n", step, loss, samples);
+  };
+  const std::string apart = line(1, 4.5, "\"0:7\",\"0:2\"") + line(2, 0.25, "\"1:7\"") + line(3, 4.125, "\"0:9\"") +
+                            line(4, 0.0625, "\"1:3\"");
+  EXPECT_EQ(parse_metrics(apart).files_apart(), (std::vector<std::int64_t>{0, 1}));
+  EXPECT_EQ(parse_metrics(apart).last_loss(), 4.125) << "of the first file";
+  EXPECT_TRUE(parse_metrics(apart + line(5, 2, "\"0:1\",\"1:1\"")).files_apart().empty()) << "one step mixes them";
+  EXPECT_TRUE(parse_metrics(line(1, 4, "\"0:7\"") + line(2, 3, "\"0:8\"")).files_apart().empty()) << "one file";
+  for (const std::string samples : {"", "\"x\"", "7", "\"-1:2\"", "\"0\",\"1\""})
+    EXPECT_TRUE(parse_metrics(line(1, 4, samples) + line(2, 3, "\"1:8\"")).files_apart().empty()) << samples;
+
+  const TestFolder folder;
+  const std::string run = write_run(folder, "a", apart, "[data]\ntrain = x/books.h5,x/keys.h5\n");
+  const std::string page = page_of({run});
+  expect_sound(page);
+  expect_parts(page, {"Training loss, books.h5", "Training loss, keys.h5", "<td>4.125 / 0.0625</td>"});
+  EXPECT_EQ(page.find("<figcaption>Training loss</figcaption>"), std::string::npos);
+}
+
 TEST(ReportPage, StaysSmallWithManySteps) {
   const TestFolder folder;
   const std::string run = write_run(folder, "long", metrics_text(20000));
