@@ -67,8 +67,9 @@ void verify(const std::string& folder, const std::vector<framework::SafetensorTo
   const framework::HfConfig config = framework::read_hf_config(join(folder, "config.json"));
   const auto same = config.model.hidden_size == header.model.hidden_size &&
                     config.model.layers == header.model.layers && config.model.vocabulary == header.model.vocabulary &&
-                    config.model.tied == header.model.tied && config.position.kind == header.position.kind &&
-                    config.position.scaling == header.position.scaling;
+                    config.model.tied == header.model.tied && config.model.norm == header.model.norm &&
+                    config.model.bias == header.model.bias && config.model.mlp == header.model.mlp &&
+                    config.position.kind == header.position.kind && config.position.scaling == header.position.scaling;
   CAPSTAN_CHECK(same, "{}/config.json does not describe the model", folder);
 }
 
@@ -140,11 +141,15 @@ ExitCode run_export(const Arguments& arguments, parallel::Communicator& world) {
     }
   fmt::print("tokenizer   {}\n", checkpoint.header().tokenizer.empty() ? "none" : checkpoint.header().tokenizer);
   fmt::print("output      {}\n", output);
-  if (checkpoint.header().position.kind != "rope")
+  const auto note = [](const std::string& what, const char* field) {
     fmt::print(
-        "note        Hugging Face's Llama does not know the encoding {}; its settings are in config.json as "
-        "capstan_position\n",
-        checkpoint.header().position.kind);
+        "note        Hugging Face's Llama does not know {}; config.json says it in {}, as of model_type capstan\n",
+        what, field);
+  };
+  const framework::CheckpointHeader& header = checkpoint.header();
+  if (header.position.kind != "rope") note("the encoding " + header.position.kind, "capstan_position");
+  if (header.model.norm != "pre" || !header.model.gated())
+    note(fmt::format("a block with norm = {}, mlp = {}", header.model.norm, header.model.mlp), "capstan_block");
   return ExitCode::done;
 }
 

@@ -2,8 +2,9 @@
 """Exported models in Hugging Face transformers: equal logits over all of the new range.
 
 usage: transformers_test.py CAPSTAN RECIPES_FOLDER
-Extends stories260K from 512 to 1,024 tokens by each scaling that transformers knows, and by adapters that are merged on export;
-exports, loads the folder there, and compares every logit of 1,024 tokens. Exit code 77: transformers, torch or h5py is not here.
+Extends stories260K from 512 to 1,024 tokens by each scaling that transformers knows, and by adapters that are merged on export; trains
+models with biases and GEGLU from scratch; exports, loads the folder there, and compares every logit of 1,024 tokens. One that its Llama
+does not know must be refused there. Exit code 77: transformers, torch or h5py is not here.
 """
 import os
 import subprocess
@@ -28,6 +29,12 @@ METHODS = {
     "lora": ["--position.scaling", "linear", "--position.factor", "2", "--model.lora_rank", "4",
              "--train.trainable", "*.lora_*"],
 }
+SCRATCH = {  # in place of --model.from
+    "geglu": ["--model.mlp", "geglu", "--model.bias", "true", "--model.init_std", "0.2"],
+    "attention_bias": ["--model.bias", "attention", "--model.init_std", "0.2"],
+    "post": ["--model.norm", "post", "--model.mlp", "gelu"],
+}
+REFUSED = {"post"}
 # f32 sums of up to 172 products in another order, through 5 layers: roundings of the largest logit.
 ROUNDINGS = 64
 
@@ -45,11 +52,20 @@ with tempfile.TemporaryDirectory() as folder:
         run("prepare", os.path.join(recipes, f"data/stories-{name}.jsonl"), "--tokenizer", "base", "--output", f"{name}.h5")
     with open("empty.cfg", "w", encoding="utf-8") as recipe:
         recipe.write("[position]\nkind = rope\n")
-    for method, options in METHODS.items():
-        run("train", "empty.cfg", "--run", method, "--model.from", "base", "--data.train", "train.h5", "--data.context", str(LENGTH),
-            "--data.documents", "joined", "--train.steps", "2", "--train.sequences", "1", "--optimizer.lr", "1e-3", *options)
+    for method, options in (METHODS | SCRATCH).items():
+        start = [] if method in SCRATCH else ["--model.from", "base"]
+        run("train", "empty.cfg", "--run", method, "--data.train", "train.h5", "--data.context", str(LENGTH), "--data.documents", "joined",
+            "--train.steps", "2", "--train.sequences", "1", "--optimizer.lr", "1e-3", *start, *options)
         run("logits", "--model", method, "--data", "heldout.h5", "--tokens", str(LENGTH), "--output", f"{method}.h5")
         run("export", method, "--output", f"{method}-hf")
+        if method in REFUSED:
+            try:
+                AutoModelForCausalLM.from_pretrained(f"{method}-hf")
+                print(f"{method}: loaded, but must be refused")
+                failures += 1
+            except ValueError as refusal:
+                print(f"{method}: refused: {str(refusal).splitlines()[0]}")
+            continue
         with h5py.File(f"{method}.h5") as file:
             ids, ours = torch.tensor(file["tokens"][:]), torch.tensor(file["logits"][:])
         theirs_model = AutoModelForCausalLM.from_pretrained(f"{method}-hf", torch_dtype=torch.float32).eval()

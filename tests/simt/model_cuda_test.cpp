@@ -23,7 +23,14 @@ class MatrixOfModelsOnGpu : public ModelOnGpu {};
 void expect_as_the_oracle(const ModelCase& which) {
   const auto [encoding, type] = which;
   constexpr Keep keeps[] = {Keep::everything, Keep::ring, Keep::inputs};
-  const Cell cell{encoding, 0, 1, encoding % 2 == 1, encoding % 4 < 2, keeps[encoding % 3], encoding % 5 < 2 ? 4 : 64};
+  const Cell cell{encoding,
+                  0,
+                  1,
+                  encoding % 2 == 1,
+                  encoding % 4 < 2,
+                  keeps[encoding % 3],
+                  encoding % 5 < 2 ? 4 : 64,
+                  encoding % int(block_forms().size())};
   const kernels::UseDevice gpu(0);
   Conformance conformance(61, 70, {Device::cuda, type});
   conformance.prepare(cell);

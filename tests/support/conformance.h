@@ -30,15 +30,16 @@ struct Cell {
   bool packed = false, grouped = false;  ///< several documents; fewer kv heads than query heads
   framework::Keep keep = framework::Keep::everything;
   std::int64_t tile = 4;
+  int form = 0;  ///< of the block, in block_forms()
   std::string text() const;
 };
 
 /// Why the cell cannot run; empty if it does. As the recipe's check says it.
 std::string refusal_of(const Cell& cell);
 
-/// Cells of the full matrix, refused ones included.
+/// Cells of the full matrix, refused ones included; all in Llama's block.
 std::vector<Cell> all_cells();
-/// Cells that hold every pair of values of two factors that runs at all.
+/// Cells that hold every pair of values of two factors that runs at all, forms of the block among them.
 std::vector<Cell> covering_cells();
 
 /// What cells are computed in, and how near the oracle, which has the same parameters, the results must be:
