@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <set>
 #include <sstream>
 #include <tuple>
@@ -136,7 +137,19 @@ std::vector<Cell> all_cells() {
   return cells;
 }
 
-std::vector<Cell> covering_cells() {
+std::vector<int> all_forms() {
+  std::vector<int> forms(block_forms().size());
+  std::iota(forms.begin(), forms.end(), 0);
+  return forms;
+}
+
+int encoding_named(const std::string& name) {
+  for (int at = 0; at < int(encoding_cases().size()); ++at)
+    if (encoding_cases()[std::size_t(at)].name == name) return at;
+  fail(ExitCode::internal, "no encoding case {}", name);
+}
+
+std::vector<Cell> covering_cells(const std::vector<int>& forms) {
   using Pair = std::tuple<int, int, int, int>;  // factor, value, factor, value
   const auto pairs_of = [](const Cell& c) {
     const int values[] = {c.encoding, c.schedule, c.ranks, c.packed, c.grouped, int(c.keep), int(c.tile), c.form};
@@ -151,7 +164,8 @@ std::vector<Cell> covering_cells() {
   std::set<Pair> missing;
   for (Cell cell : all_cells()) {
     if (!refusal_of(cell).empty()) continue;
-    for (cell.form = 0; cell.form < int(block_forms().size()); ++cell.form) {
+    for (const int form : forms) {
+      cell.form = form;
       by_pair[{cell.encoding, cell.schedule}].push_back(cell);
       for (const Pair& pair : pairs_of(cell)) missing.insert(pair);
     }

@@ -39,8 +39,12 @@ std::string refusal_of(const Cell& cell);
 
 /// Cells of the full matrix, refused ones included; all in Llama's block.
 std::vector<Cell> all_cells();
-/// Cells that hold every pair of values of two factors that runs at all, forms of the block among them.
-std::vector<Cell> covering_cells();
+/// Cells that hold every pair of values of two factors that runs at all: in these forms of the block, which are one factor.
+std::vector<Cell> covering_cells(const std::vector<int>& forms);
+/// The indices of block_forms().
+std::vector<int> all_forms();
+/// Where encoding_cases() has the case of that name.
+int encoding_named(const std::string& name);
 
 /// What cells are computed in, and how near the oracle, which has the same parameters, the results must be:
 ///   f64   on ref, within 1e-10;
