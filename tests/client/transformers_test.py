@@ -29,9 +29,9 @@ METHODS = {
     "lora": ["--position.scaling", "linear", "--position.factor", "2", "--model.lora_rank", "4",
              "--train.trainable", "*.lora_*"],
 }
-SCRATCH = {  # in place of --model.from
-    "geglu": ["--model.mlp", "geglu", "--model.bias", "true", "--model.init_std", "0.2"],
-    "attention_bias": ["--model.bias", "attention", "--model.init_std", "0.2"],
+SCRATCH = {  # in place of --model.from; with weights whose attention is not so sharp that it magnifies rounding
+    "geglu": ["--model.mlp", "geglu", "--model.bias", "true", "--model.init_std", "0.1"],
+    "attention_bias": ["--model.bias", "attention", "--model.init_std", "0.1"],
     "post": ["--model.norm", "post", "--model.mlp", "gelu"],
 }
 REFUSED = {"post"}

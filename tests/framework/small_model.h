@@ -15,8 +15,8 @@ struct SmallModel {
   kernels::DType type = kernels::DType::f64;
   kernels::Device device = kernels::Device::ref;
   std::int64_t vocabulary = 37;
-  BlockForm form = {};
   double scale = 0.4;  ///< of every parameter; 0: all zero, so that every token is equally likely
+  BlockForm form = {};
 };
 
 inline std::unique_ptr<framework::Model> small_model(const SmallModel& wish,

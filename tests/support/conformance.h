@@ -50,8 +50,8 @@ int encoding_named(const std::string& name);
 ///   f64   on ref, within 1e-10;
 ///   f32   on cpu or cuda, twice the error of plain implementations: the oracle's formulas in f32, and the ref kernels in f32;
 ///   bf16  on cpu or cuda, twice the error of the same formulas in f64 and in f32, rounded where bf16 is stored.
-/// A plain implementation may be lucky in a tensor of a dozen numbers: its error in one is the worst over four texts, and counts
-/// at least as much as the mean over all tensors.
+/// A plain implementation may be lucky in a tensor of a dozen numbers: its error in one is the worst over four texts (eight in other
+/// blocks than Llama's, which have up to seven biases more in each layer), and counts at least as much as the mean over all tensors.
 struct Arithmetic {
   kernels::Device device;
   kernels::DType type;
