@@ -63,7 +63,8 @@ TEST_P(TrainerOverRanks, ThreeSgdStepsEqualOneRankForEverySplit) {
   }
 }
 
-/// f32: 20 AdamW steps on any ranks stay within twice the spread of two one-rank runs whose micro-batches come in reverse order.
+/// f32: 20 AdamW steps on any ranks stay within twice the spread of two one-rank runs whose micro-batches come in reverse order,
+/// or of two roundings of the loss.
 TEST_P(TrainerOverRanks, CoveringF32LossesStayWithinTwiceTheSpreadOfOneRank) {
   Recipe recipe = tiny_recipe(GetParam().kind, GetParam().form);
   recipe.train.device = "cpu";
@@ -74,6 +75,7 @@ TEST_P(TrainerOverRanks, CoveringF32LossesStayWithinTwiceTheSpreadOfOneRank) {
   const Trace forward = train_alone(recipe, 20);
   const double spread = reversed_spread(recipe, forward);
   EXPECT_GT(spread, 0);
+  const double bound = 2 * std::max(spread, f32_floor * forward.losses.front());  // two orders may be lucky
   for_rank_counts({2, 3, 4, 8}, [&](parallel::Communicator& world) {
     for (int ring = 1; ring <= world.size(); ++ring) {
       if (world.size() % ring != 0) continue;
@@ -82,7 +84,7 @@ TEST_P(TrainerOverRanks, CoveringF32LossesStayWithinTwiceTheSpreadOfOneRank) {
       Trainer trainer(split, world);
       const Trace got = train(trainer, 20);
       for (std::size_t i = 0; i < 20; ++i)
-        EXPECT_LE(std::abs(got.losses[i] - forward.losses[i]), 2 * spread) << "ring " << ring << " step " << i;
+        EXPECT_LE(std::abs(got.losses[i] - forward.losses[i]), bound) << "ring " << ring << " step " << i;
     }
   });
 }
