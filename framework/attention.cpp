@@ -1,7 +1,6 @@
 #include "framework/attention.h"
 
 #include "kernels/elementwise.h"
-#include "kernels/rmsnorm.h"
 
 namespace capstan::framework {
 
@@ -11,10 +10,14 @@ using kernels::WideView;
 
 namespace {
 
+std::optional<Norm> norm_before(const ModelConfig& config, const std::string& name, Parameters& parameters) {
+  return config.norm == "pre" ? std::optional<Norm>(std::in_place, config, name, parameters) : std::nullopt;
+}
+
 /// [N, heads, D] as a matrix [N, heads·D].
 View matrix(const View& x) { return x.reshape({x.dim(0), x.dim(1) * x.dim(2)}); }
 
-/// y = x w^T as [N, heads, D].
+/// y = x w^T (+ b) as [N, heads, D].
 Tensor project_heads(const View& x, const Linear& w, std::int64_t heads, std::int64_t head_size) {
   Tensor y({x.dim(0), heads, head_size}, x.type(), x.device(), Fill::none);
   w.forward(matrix(y), x);
@@ -26,22 +29,27 @@ Tensor project_heads(const View& x, const Linear& w, std::int64_t heads, std::in
 Attention::Attention(const ModelConfig& config, const std::string& prefix, int layer, Encoding& encoding,
                      Parameters& parameters)
     : layer_(layer), heads_(config.heads), kv_heads_(config.kv_heads), head_size_(config.head_size),
-      norm_eps_(config.norm_eps), encoding_(encoding),
-      norm_(parameters.declare(prefix + ".input_layernorm.weight", {config.hidden_size}, Init::one)),
-      q_(config, prefix + ".self_attn.q_proj", heads_ * head_size_, config.hidden_size, parameters),
-      k_(config, prefix + ".self_attn.k_proj", kv_heads_ * head_size_, config.hidden_size, parameters),
-      v_(config, prefix + ".self_attn.v_proj", kv_heads_ * head_size_, config.hidden_size, parameters),
-      o_(config, prefix + ".self_attn.o_proj", config.hidden_size, heads_ * head_size_, parameters) {}
+      encoding_(encoding), norm_(norm_before(config, prefix + ".input_layernorm", parameters)),
+      q_(config, prefix + ".self_attn.q_proj", heads_ * head_size_, config.hidden_size, config.attention_bias(),
+         parameters),
+      k_(config, prefix + ".self_attn.k_proj", kv_heads_ * head_size_, config.hidden_size, config.attention_bias(),
+         parameters),
+      v_(config, prefix + ".self_attn.v_proj", kv_heads_ * head_size_, config.hidden_size, config.attention_bias(),
+         parameters),
+      o_(config, prefix + ".self_attn.o_proj", config.hidden_size, heads_ * head_size_, config.attention_bias(),
+         parameters) {}
 
-Tensor Attention::normed(const View& x) const {
-  Tensor xn = empty_like(x);
-  kernels::rmsnorm_forward(xn, x, norm_.value, norm_eps_);
-  return xn;
+/// What the projections read: norm(x), which `made` holds, or x itself.
+View Attention::projected(const View& x, Tensor& made) const {
+  if (!norm_) return x;
+  made = norm_->forward(x);
+  return made;
 }
 
 AttentionLocal Attention::local(const View& x, const View& z) const {
   AttentionLocal local;
-  const Tensor xn = normed(x);
+  Tensor made;
+  const View xn = projected(x, made);
   local.q = project_heads(xn, q_, heads_, head_size_);
   local.k = project_heads(xn, k_, kv_heads_, head_size_);
   local.v = project_heads(xn, v_, kv_heads_, head_size_);
@@ -194,7 +202,9 @@ void Attention::backward(const SequenceContext& context, const View& dx, const V
     encoding_.rotate_backward(layer_, Side::queries, dq, dz, local.q ? local.q.view() : View(), z);
     encoding_.rotate_backward(layer_, Side::keys, dk, dz, local.k ? local.k.view() : View(), z);
   }
-  const Tensor xn = normed(x), dxn(x.shape(), sums, x.device());
+  Tensor made;
+  const View xn = projected(x, made);
+  const Tensor dxn(x.shape(), sums, x.device());
   terms_backward({dxn, dq, dk, dv}, out.terms, local, xn, dz, z);
   const auto back = [&](const Tensor& d_wide, const Linear& w) {
     const Tensor narrow = type == sums ? Tensor() : kernels::converted(d_wide, type);
@@ -205,7 +215,8 @@ void Attention::backward(const SequenceContext& context, const View& dx, const V
   back(dq, q_);
   back(dk, k_);
   back(dv, v_);
-  kernels::rmsnorm_backward(dx, norm_.grad, dxn, x, norm_.value, norm_eps_, Into::add);
+  if (norm_) norm_->backward(dx, dxn, x, Into::add);
+  else kernels::add(dx, dxn);
 }
 
 /// Gate queries and keys are q and keys, rotated or not; the rest goes to prepare.

@@ -1,11 +1,13 @@
 #pragma once
-// One layer's attention: norm, projections, encoding hooks, ring, output projection. Backward under forward.
+// One layer's attention: norm (with model.norm = pre), projections, encoding hooks, ring, output projection. Backward under forward.
 
 #include <functional>
+#include <optional>
 
 #include "framework/dropout.h"
 #include "framework/encoding.h"
 #include "framework/linear.h"
+#include "framework/norm.h"
 #include "framework/parameters.h"
 #include "framework/shifted_attention.h"
 #include "kernels/converted.h"
@@ -49,7 +51,7 @@ class Attention {
   /// The ring. stats may be null.
   parallel::RingSaved attend(const SequenceContext& context, const AttentionLocal& local, const View& z,
                              kernels::AttentionStats* stats) const;
-  /// out [N, C] += W_o y, y = first D columns of each head of O.
+  /// out [N, C] += W_o y (+ b_o), y = first D columns of each head of O.
   void project(const View& out, const parallel::RingSaved& ring) const;
   /// p [N, H, D]: the state's average, the last D columns of O. Only where the state travels.
   Tensor state_average(const parallel::RingSaved& ring) const;
@@ -61,7 +63,7 @@ class Attention {
  private:
   parallel::RingInputs inputs(const SequenceContext& context, const AttentionLocal& local, const View& z) const;
   kernels::AttentionSettings settings(const SequenceContext& context) const;
-  Tensor normed(const View& x) const;
+  View projected(const View& x, Tensor& made) const;
   void terms_backward(const Projections& d, const parallel::RingTerms& from, const AttentionLocal& local,
                       const View& xn, const View& dz, const View& z) const;
   View value_average(const View& o, Tensor& copy) const;
@@ -74,9 +76,8 @@ class Attention {
 
   int layer_;
   std::int64_t heads_, kv_heads_, head_size_;
-  double norm_eps_;
   Encoding& encoding_;
-  Parameter& norm_;
+  std::optional<Norm> norm_;  // pre
   Linear q_, k_, v_, o_;
 };
 

@@ -1,23 +1,33 @@
 #pragma once
-// One pre-norm Llama block: x + attention(norm x), then + mlp(norm ·); TAPE's position state z beside it.
+// One block, TAPE's position state z beside it. With A = attention, M = MLP, norms RMSNorm, drop = dropout:
+//
+//   model.norm = pre    s = x + drop(A(norm₁ x));  m = M(norm₂ s);  out = s + drop(m)                      (Llama)
+//   model.norm = post   s = x + drop(A(x));  y = norm₂ s;  m = M(y);  out = norm₃(y + drop(m))             (arXiv 1706.03762, §3.1)
+//
+//   model.mlp = swiglu  M(x) = W_down (silu(W_gate x) · W_up x);  geglu: with gelu                          (arXiv 2002.05202)
+//   model.mlp = gelu    M(x) = W_down gelu(W_up x)
+//
+// norm₁ is named input_layernorm, norm₂ post_attention_layernorm, norm₃ post_feedforward_layernorm. TAPE's update reads m: the MLP's
+// output before dropout, residual and norm, under either placement.
 
 #include <optional>
 
 #include "framework/attention.h"
+#include "kernels/activation.h"
 
 namespace capstan::framework {
 
 /// What forward keeps for backward.
 ///   nothing     evaluation
-///   everything  recompute = none: all but norms and products of two numbers
+///   everything  recompute = none: all but norms and activations
 ///   ring        recompute = block: block inputs and the ring's results; backward re-runs token-local parts only
 ///   inputs      recompute = block_full: block inputs; backward re-runs the ring too
 enum class Keep : std::uint8_t { nothing, everything, ring, inputs };
 
-/// Token-local values of the MLP. N = B·T. Its norm and h = silu(gate) · up cost less to make again than to keep.
+/// Token-local values of the MLP. N = B·T. Its norm and h, what W_down reads, cost less to make again than to keep.
 struct MlpLocal {
-  Tensor gate, up;  // [N, F]
-  Tensor m;         // [N, C] output before its residual; where TAPE's update reads it
+  Tensor gate, up;  // [N, F]; without a gate only up
+  Tensor m;         // [N, C] output before its residual; where backward reads it: TAPE's update, the norm after the sum
 };
 
 struct BlockSaved {
@@ -25,7 +35,7 @@ struct BlockSaved {
   std::optional<parallel::RingSaved> ring;  // unless Keep::inputs
   std::optional<AttentionLocal> attention;  // Keep::everything
   std::optional<MlpLocal> mlp;              // Keep::everything
-  Tensor x_mid;                             // [N, C] between attention and MLP; Keep::everything
+  Tensor s;                                 // [N, C] x and what attention adds; Keep::everything
 };
 
 struct BlockOutput {
@@ -52,19 +62,24 @@ class Block {
   void backward(const SequenceContext& context, Tensor& dx, Tensor& dz, BlockSaved& saved) const;
 
  private:
-  Tensor normed(const View& x_mid) const;
-  MlpLocal gates(const View& x_mid) const;
-  Tensor mlp_output(const MlpLocal& local) const;
-  void mlp_backward(const View& dx, const View& dm, const View& x_mid, const MlpLocal* kept) const;
-  void mlp_rows_backward(const View& dx, const View& dm, const View& x_mid, const View& gate, const View& up) const;
   Tensor after_attention(const SequenceContext& context, const View& x, const parallel::RingSaved& ring) const;
+  MlpLocal mlp_local(const View& s) const;
+  void activate(const View& h, const View& gate, const View& up) const;
+  void activate_backward(const View& dgate, const View& dup, const View& dh, const View& gate, const View& up) const;
+  Tensor mlp_output(const MlpLocal& local) const;
+  Tensor after_mlp(const SequenceContext& context, const Tensor& s, const Tensor& m) const;
+  void mlp_backward(const View& dx, const View& dm, const View& s, const MlpLocal* kept) const;
+  void mlp_rows_backward(const View& dx, const View& dm, const View& s, const View& gate, const View& up) const;
+  bool reads_output() const { return last_norm_ || encoding_.travels(layer_); }
 
   int layer_;
-  double norm_eps_;
+  kernels::Activation activation_;
   Encoding& encoding_;
   Attention attention_;
-  Parameter& norm_;
-  Linear gate_, up_, down_;
+  Norm norm_;
+  std::optional<Linear> gate_;
+  Linear up_, down_;
+  std::optional<Norm> last_norm_;  // post
 };
 
 }  // namespace capstan::framework

@@ -69,6 +69,14 @@ void declare(Table& t, ModelConfig& m) {
   t.integer("head_size", m.head_size, 0, 65536, "channels", "Width of one head; 0: hidden_size / heads.");
   t.integer("vocabulary", m.vocabulary, 0, largest_vocabulary, "tokens",
             "Rows of the embedding; 0: the data's vocabulary.");
+  t.choice(
+      "norm", m.norm, {"pre", "post"},
+      "Norms before attention and MLP and one before the output, or after each sum with the residual (Vaswani et al. "
+      "2017) and none before the output.");
+  t.choice("bias", m.bias, {"false", "true", "attention", "mlp"},
+           "Learned biases in the linear layers: in none, in all, in those of attention, or of the MLP.");
+  t.choice("mlp", m.mlp, {"swiglu", "geglu", "gelu"},
+           "The MLP: gated by SiLU, gated by GELU, or GELU without a gate. GELU is the exact one.");
   t.real("norm_eps", m.norm_eps, 1e-12, 1, "", "Added to the mean square in RMSNorm.");
   t.flag("tied", m.tied, "The output projection is the token embedding.");
   t.real("init_std", m.init_std, 0, 10, "", "Standard deviation of the initial weights.");

@@ -11,7 +11,8 @@
 
 namespace capstan::framework {
 
-/// [model] The architecture: Llama (RMSNorm, SwiGLU, grouped-query attention). Ignored, but for `from`, when `from` is set.
+/// [model] The architecture: Llama (RMSNorm, SwiGLU, grouped-query attention) as long as norm, bias and mlp are at their defaults.
+/// Ignored, but for `from`, when `from` is set.
 struct ModelConfig {
   std::string from;               ///< model folder, checkpoint or run to start from; empty: from scratch
   std::int64_t hidden_size = 64;  ///< C
@@ -21,6 +22,9 @@ struct ModelConfig {
   std::int64_t kv_heads = 0;    ///< G; 0: as heads
   std::int64_t head_size = 0;   ///< D; 0: hidden_size / heads
   std::int64_t vocabulary = 0;  ///< V; 0: the data's
+  std::string norm = "pre";     ///< pre, post: where the block's norms stand (framework/block.h)
+  std::string bias = "false";   ///< linear layers with a learned bias: false (none), true (all), attention, mlp
+  std::string mlp = "swiglu";   ///< swiglu, geglu; gelu without a gate
   double norm_eps = 1e-5;
   bool tied = true;  ///< output projection = token embedding
   double init_std = 0.02;
@@ -29,6 +33,10 @@ struct ModelConfig {
   std::string lora_targets = "*.q_proj,*.k_proj,*.v_proj,*.o_proj";  ///< name patterns, separated by commas
   std::int64_t max_length =
       0;  ///< longest trained length so far (Hugging Face: max_position_embeddings); 0: data.context
+
+  bool attention_bias() const { return bias == "true" || bias == "attention"; }
+  bool mlp_bias() const { return bias == "true" || bias == "mlp"; }
+  bool gated() const { return mlp != "gelu"; }
 };
 
 /// [position] The position encoding.

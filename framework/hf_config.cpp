@@ -17,8 +17,8 @@ using Json = nlohmann::ordered_json;
 constexpr std::int64_t config_limit = 1 << 20;  // bytes
 constexpr double largest_length = 2147483647;   // tokens
 
-/// Before the model_type of models whose encoding Hugging Face's Llama does not compute: its library refuses the type, where it would
-/// load a Llama, leave out the tensors that it does not know, and rotate.
+/// Before the model_type of models whose encoding or block Hugging Face's Llama does not compute: its library refuses the type, where
+/// it would load a Llama and leave out the tensors that it does not know.
 const std::string own_type = "capstan-";
 
 std::string without_own_type(const std::string& type) {
@@ -93,10 +93,9 @@ void refuse_unsupported(const Fields& config, const std::string& type) {
   // Mistral's window has a default of 4096: absent does not mean none.
   if (type == "mistral" && !config.object().contains("sliding_window"))
     config.refuse("sliding_window", "null (written out)");
-  for (const char* bias : {"attention_bias", "mlp_bias"}) {
-    if (config.flag(bias, false)) config.refuse(bias, "false");
+  for (const char* bias : {"attention_bias", "mlp_bias"}) {  // Hugging Face's Mistral has none, whatever this says
+    if (config.flag(bias, false) && type == "mistral") config.refuse(bias, "false");
   }
-  if (config.text("hidden_act", "silu") != "silu") config.refuse("hidden_act", "silu");
   if (config.find("quantization_config") != nullptr)
     config.refuse("quantization_config", "null: weights of F32, F16, BF16");
   if (config.number("partial_rotary_factor", 1, 0, 1) != 1) config.refuse("partial_rotary_factor", "1");
@@ -126,6 +125,41 @@ ModelConfig read_model(const Fields& config, const std::string& type) {
          model.head_size);
   }
   return model;
+}
+
+/// Sets the option of that name to a field's text.
+void set_option(Recipe& holder, const std::string& name, const Fields& fields, const std::string& key) {
+  for (const Option& option : options(holder)) {
+    if (option.name != name) continue;
+    const Json& value = *fields.find(key);
+    try {
+      option.set(value.is_string() ? value.get<std::string>() : value.dump(), fields.where());
+    } catch (const Error&) { fields.refuse(key, option.allowed()); }
+  }
+}
+
+/// Biases and activation by Llama's own fields, the rest by the object capstan_block; see own_block().
+void read_block(const Fields& config, bool is_own, ModelConfig& model) {
+  const bool attention = config.flag("attention_bias", false), mlp = config.flag("mlp_bias", false);
+  model.bias = attention && mlp ? "true" : attention ? "attention" : mlp ? "mlp" : "false";
+  const std::string activation = config.text("hidden_act", "silu");
+  if (activation != "silu" && activation != "gelu")
+    config.refuse("hidden_act", "silu, or gelu (the exact one; not its approximations)");
+  model.mlp = activation == "silu" ? "swiglu" : "geglu";
+  const Json* found = config.find("capstan_block");
+  if (found == nullptr) return;
+  if (!found->is_object()) config.refuse("capstan_block", "an object");
+  if (!is_own) config.refuse("model_type", "capstan-llama or capstan-mistral, beside capstan_block");
+  const Fields own(*found, config.where() + ": capstan_block");
+  Recipe holder;
+  holder.model = model;
+  for (const auto& [key, value] : own.object().items()) {
+    if (key != "norm" && key != "mlp") own.refuse(key, "only norm, mlp");
+    if (own.find(key) != nullptr) set_option(holder, "model." + key, own, key);
+  }
+  if ((holder.model.mlp == "swiglu") != (activation == "silu")) own.refuse("mlp", "one of hidden_act " + activation);
+  model.norm = holder.model.norm;
+  model.mlp = holder.model.mlp;
 }
 
 std::vector<int> read_ids(const Fields& config, const std::string& key, int absent, std::int64_t vocabulary) {
@@ -234,10 +268,6 @@ void read_own_position(const Fields& own, ModelConfig& model, PositionConfig& po
   Recipe holder;
   std::vector<std::string> known{"kind",           "length",          "theta",     "ntk_factor",
                                  "dynamic_factor", "original_length", "max_length"};
-  const std::vector<Option> all = options(holder);
-  const auto option_of = [&](const std::string& key) {
-    return std::find_if(all.begin(), all.end(), [&](const Option& o) { return o.name == "position." + key; });
-  };
   for (const std::string& key : own_keys()) known.push_back(key);
   for (const auto& [key, value] : own.object().items()) {
     if (std::find(known.begin(), known.end(), key) == known.end())
@@ -249,11 +279,7 @@ void read_own_position(const Fields& own, ModelConfig& model, PositionConfig& po
     claims_of(holder.position);
   } catch (const Error& error) { own.refuse("kind", fmt::format("names of encodings joined by + ({})", error.what())); }
   for (const std::string& key : own_keys())
-    if (const Json* value = own.find(key)) {
-      try {
-        option_of(key)->set(value->is_string() ? value->get<std::string>() : value->dump(), own.where());
-      } catch (const Error&) { own.refuse(key, option_of(key)->allowed()); }
-    }
+    if (own.find(key) != nullptr) set_option(holder, "position." + key, own, key);
   position = holder.position;
   position.length = own.integer("length", position.length, 0, largest_length);
   if (own.find("ntk_factor") != nullptr) {
@@ -277,13 +303,15 @@ HfConfig parse_hf_config(const std::string& json, const std::string& name) {
   if (!root.is_object()) fail(ExitCode::bad_data, "{}: not a JSON object; is it a config.json?", name);
   const Fields config(root, name);
   const std::string stated_type = config.text("model_type", ""), type = without_own_type(stated_type);
+  const bool is_own = stated_type != type;
   if (type != "llama" && type != "mistral") config.refuse("model_type", "llama, or mistral without a window");
-  if (stated_type != type && config.find("capstan_position") == nullptr)
-    config.refuse("capstan_position", "an object beside model_type " + stated_type);
+  if (is_own && config.find("capstan_position") == nullptr && config.find("capstan_block") == nullptr)
+    config.refuse("capstan_position", "an object, or capstan_block, beside model_type " + stated_type);
   refuse_unsupported(config, type);
   HfConfig result;
   result.json = json;
   result.model = read_model(config, type);
+  read_block(config, is_own, result.model);
   result.position = read_rope(config, result.model.max_length);
   if (const Json* own = config.find("capstan_position")) {
     if (!own->is_object()) config.refuse("capstan_position", "an object");
@@ -340,16 +368,33 @@ void update_model(Json& config, const ModelConfig& before, const ModelConfig& no
   set_changed(config, "vocab_size", before.vocabulary, now.vocabulary);
   set_changed(config, "rms_norm_eps", before.norm_eps, now.norm_eps);
   set_changed(config, "tie_word_embeddings", before.tied, now.tied);
+  set_changed(config, "attention_bias", before.attention_bias(), now.attention_bias());
+  set_changed(config, "mlp_bias", before.mlp_bias(), now.mlp_bias());
+  const auto activation = [](const ModelConfig& m) { return std::string(m.mlp == "swiglu" ? "silu" : "gelu"); };
+  set_changed(config, "hidden_act", activation(before), activation(now));
 }
 
-/// Hugging Face's Llama has rotations and nothing else.
-void update_type(Json& config, const std::string& kind) {
+/// capstan_block: null when Llama's own fields say everything, which they cannot of norms after the sums and MLPs without a gate.
+Json own_block(const ModelConfig& model) {
+  Json own;
+  if (model.norm != "pre") own["norm"] = model.norm;
+  if (!model.gated()) own["mlp"] = model.mlp;
+  return own;
+}
+
+void set_own(Json& config, const char* key, const Json& own) {
+  if (own.is_null()) config.erase(key);
+  else config[key] = own;
+}
+
+/// Readers choose their program by these two. What Hugging Face's Llama would load and compute otherwise has a type that it refuses.
+void update_type(Json& config, bool is_llama) {
   const std::string before = config["model_type"], type = without_own_type(before);
-  const std::string now = (kind == "rope" ? "" : own_type) + type;
+  const std::string now = (is_llama ? "" : own_type) + type;
   if (now == before) return;
   config["model_type"] = now;
   const char* known = type == "mistral" ? "MistralForCausalLM" : "LlamaForCausalLM";
-  config["architectures"] = {kind == "rope" ? known : "CapstanForCausalLM"};
+  config["architectures"] = Json::array({is_llama ? known : "CapstanForCausalLM"});
 }
 
 /// Scalings that are only another base: Hugging Face has no word for them and needs none. Its dynamic scaling goes by the length at
@@ -475,13 +520,13 @@ std::string updated_hf_config(const std::string& original_json, const ModelConfi
   const auto stated = std::int64_t(number_in(original, "max_position_embeddings", double(before.model.max_length)));
   const Export plan = plan_export(before, stated, model, position, max_length);
   Json config = original;
-  update_type(config, position.kind);
+  const Json block = own_block(model);
+  update_type(config, block.is_null() && position.kind == "rope");
   update_model(config, before.model, model);
   if (stated != plan.shown_length) config["max_position_embeddings"] = plan.shown_length;
   update_rope(config, before.position, plan.position, head_size_of(model));
-  const Json own = own_position(plan);
-  if (own.is_null()) config.erase("capstan_position");
-  else config["capstan_position"] = own;
+  set_own(config, "capstan_block", block);
+  set_own(config, "capstan_position", own_position(plan));
   return config == original && !original_json.empty() ? original_json : config.dump(2) + "\n";
 }
 

@@ -1,5 +1,6 @@
 #include "framework/linear.h"
 
+#include "kernels/bias.h"
 #include "kernels/elementwise.h"
 
 namespace capstan::framework {
@@ -7,9 +8,10 @@ namespace capstan::framework {
 using kernels::Fill;
 using kernels::Into;
 
-Linear::Linear(const ModelConfig& config, const std::string& name, std::int64_t out, std::int64_t in,
+Linear::Linear(const ModelConfig& config, const std::string& name, std::int64_t out, std::int64_t in, bool bias,
                Parameters& parameters)
     : weight_(parameters.declare(name + ".weight", {out, in}, Init::normal)) {
+  if (bias) bias_ = &parameters.declare(name + ".bias", {out}, Init::zero);
   if (config.lora_rank == 0 || !matches_any(name, config.lora_targets)) return;
   a_ = &parameters.declare(name + ".lora_A", {config.lora_rank, in}, Init::normal);
   b_ = &parameters.declare(name + ".lora_B", {out, config.lora_rank}, Init::zero);
@@ -26,7 +28,9 @@ Tensor Linear::scaled_product(const View& x, const View& w, bool transposed) con
 }
 
 void Linear::forward(const View& y, const View& x, Into into) const {
-  kernels::linear_forward(y, x, weight_.value, into);
+  // The bias comes first: the product is added to it before it is rounded.
+  if (bias_) kernels::bias_forward(y, bias_->value, into);
+  kernels::linear_forward(y, x, weight_.value, bias_ ? Into::add : into);
   if (a_) kernels::linear_forward(y, scaled_product(x, a_->value, true), b_->value, Into::add);
 }
 
@@ -37,6 +41,7 @@ void Linear::backward_input(const View& dx, const View& dy, Into into) const {
 
 void Linear::backward_weight(const View& dy, const View& x) const {
   if (weight_.grad) kernels::linear_backward_weight(weight_.grad, dy, x);
+  if (bias_ && bias_->grad) kernels::bias_backward(bias_->grad, dy);
   if (!a_) return;
   if (b_->grad) kernels::linear_backward_weight(b_->grad, dy, scaled_product(x, a_->value, true));
   if (a_->grad) kernels::linear_backward_weight(a_->grad, scaled_product(dy, b_->value, false), x);

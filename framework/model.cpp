@@ -6,7 +6,6 @@
 #include "kernels/host_view.h"
 #include "kernels/linear.h"
 #include "kernels/memory.h"
-#include "kernels/rmsnorm.h"
 
 namespace capstan::framework {
 
@@ -33,7 +32,7 @@ Model::Model(const ModelConfig& config, const PositionConfig& position)
       embed_(parameters_.declare("model.embed_tokens.weight", {config.vocabulary, config.hidden_size}, Init::normal)) {
   CAPSTAN_CHECK(config.vocabulary > 0 && config.kv_heads > 0 && config.head_size > 0, "sizes are not resolved");
   for (int layer = 0; layer < config.layers; ++layer) blocks_.emplace_back(config, layer, *encoding_, parameters_);
-  norm_ = &parameters_.declare("model.norm.weight", {config.hidden_size}, Init::one);
+  if (config.norm == "pre") norm_.emplace(config, "model.norm", parameters_);
   if (!config.tied)
     lm_head_ = &parameters_.declare("lm_head.weight", {config.vocabulary, config.hidden_size}, Init::normal);
   encoding_->declare(parameters_);
@@ -98,9 +97,12 @@ Pass Model::forward(const parallel::Ring& ring, const Batch& batch, std::int64_t
   }
 
   const std::int64_t n = x.shape()[0];
-  pass.xn = empty_like(x);
-  kernels::rmsnorm_forward(pass.xn, x, norm_->value, config_.norm_eps);
-  pass.x_last = std::move(x);
+  if (norm_) {
+    pass.xn = norm_->forward(x);
+    pass.x_last = std::move(x);
+  } else {
+    pass.xn = std::move(x);
+  }
   pass.nll = Tensor({n}, DType::f64, device);
   pass.lse = Tensor({n}, DType::f64, device);
   kernels::cross_entropy_forward(pass.nll, pass.lse, pass.xn, output().value, batch.targets.view().reshape({n}));
@@ -114,11 +116,15 @@ Tensor Model::backward(const Batch& batch, Pass& pass) {
   Tensor dxn = empty_like(pass.xn), dx, dz;
   kernels::cross_entropy_backward(dxn, output().grad, pass.lse, pass.xn, output().value,
                                   batch.targets.view().reshape({n}));
-  dx = std::move(pass.xn);  // its memory
-  kernels::rmsnorm_backward(dx, norm_->grad, dxn, pass.x_last, norm_->value, config_.norm_eps,
-                            kernels::Into::overwrite);
-  dxn = {};
-  pass.x_last = {};
+  if (norm_) {
+    dx = std::move(pass.xn);  // its memory
+    norm_->backward(dx, dxn, pass.x_last, kernels::Into::overwrite);
+    dxn = {};
+    pass.x_last = {};
+  } else {
+    pass.xn = {};
+    dx = std::move(dxn);
+  }
   for (std::size_t layer = blocks_.size(); layer-- > 0;) {
     blocks_[layer].backward(pass.context, dx, dz, pass.blocks[layer]);
     pass.blocks[layer] = {};
@@ -142,9 +148,7 @@ Tensor Model::hidden(SequenceContext context, const View& tokens, std::int64_t t
     x = std::move(out.x);
     z = std::move(out.z);
   }
-  Tensor xn = empty_like(x);
-  kernels::rmsnorm_forward(xn, x, norm_->value, config_.norm_eps);
-  return xn;
+  return norm_ ? norm_->forward(x) : std::move(x);
 }
 
 Tensor Model::logits(const View& hidden_rows) const {

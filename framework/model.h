@@ -1,5 +1,6 @@
 #pragma once
-// The whole model: embedding → blocks → norm → loss. Llama architecture.
+// The whole model: embedding → blocks → norm → loss. Llama architecture, or with what the options of [model] have in its place.
+// With model.norm = post there is no norm before the loss: the last block ends with one.
 
 #include <memory>
 #include <numeric>
@@ -29,8 +30,8 @@ struct Pass {
   SequenceContext context;
   Tensor position;                           // [B, T] as the encoding placed it, if it did
   std::unique_ptr<ShiftedSegments> shifted;  // of shifted sparse attention
-  Tensor x_last;                             // [N, C] after the last block
-  Tensor xn;                                 // [N, C] after the final norm
+  Tensor x_last;                             // [N, C] after the last block; empty without a final norm
+  Tensor xn;                                 // [N, C] after the final norm, if there is one
   Tensor nll, lse;                           // [N] f64 per local token; nll is 0 where nothing counts
   std::vector<BlockSaved> blocks;
 };
@@ -64,9 +65,9 @@ class Model {
   /// that enters layer 0.
   Tensor backward(const Batch& batch, Pass& pass);
 
-  /// Hidden rows [N, C] after the final norm, with any attention behind (generation). tokens [B, T].
+  /// Hidden rows [N, C] that logits are of, with any attention behind (generation). tokens [B, T].
   Tensor hidden(SequenceContext context, const View& tokens, std::int64_t total_length);
-  /// logits [N, V] of normed rows [N, C].
+  /// logits [N, V] of hidden rows [N, C].
   Tensor logits(const View& hidden_rows) const;
 
  private:
@@ -81,7 +82,7 @@ class Model {
   std::unique_ptr<Encoding> encoding_;
   Parameter& embed_;
   std::vector<Block> blocks_;
-  Parameter* norm_ = nullptr;
+  std::optional<Norm> norm_;      // pre
   Parameter* lm_head_ = nullptr;  // absent when tied
 };
 

@@ -54,8 +54,8 @@ PerToken per_token(const Recipe& r, const Encoding& encoding) {
     std::int64_t integers = in.terms.offset_source ? 2 * r.model.heads : 0;
     for (const kernels::GateRule& rule : terms.gates)
       integers += rule.gates == kernels::Gates::none ? 0 : r.model.heads;
-    out.local =
-        std::max(out.local, c + (q + k) * (claims.rotation ? 2 : 1) + k + prepared_elements(in) + 3 * c + 3 * f);
+    out.local = std::max(out.local, c + (q + k) * (claims.rotation ? 2 : 1) + k + prepared_elements(in) + 3 * c +
+                                        (r.model.gated() ? 3 : 2) * f);
     out.integers = std::max(out.integers, integers);
   }
   return out;

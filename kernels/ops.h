@@ -18,8 +18,10 @@
 // where rows are summed, and except products on `cuda`, where calls of the same shapes give the same bits (docs/decisions.md).
 // Gradients are called d + name and are gradients of a *sum* over tokens; nobody divides here.
 
+#include "kernels/activation.h"
 #include "kernels/adamw.h"
 #include "kernels/attention_tile.h"
+#include "kernels/bias.h"
 #include "kernels/block_pool.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/dropout.h"
@@ -30,4 +32,3 @@
 #include "kernels/position_mlp.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rotary.h"
-#include "kernels/swiglu.h"

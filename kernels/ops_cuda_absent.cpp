@@ -18,10 +18,12 @@ void embedding_backward(const View&, const View&, const View&) { no_cuda(); }
 void linear_forward(const View&, const View&, const View&, Into) { no_cuda(); }
 void linear_backward_input(const View&, const View&, const View&, Into) { no_cuda(); }
 void linear_backward_weight(const View&, const View&, const View&) { no_cuda(); }
-void swiglu_forward(const View&, const View&, const View&) { no_cuda(); }
-void swiglu_backward(const View&, const View&, const View&, const View&, const View&) { no_cuda(); }
-void silu_forward(const View&, const View&) { no_cuda(); }
-void silu_backward(const View&, const View&, const View&) { no_cuda(); }
+void bias_forward(const View&, const View&, Into) { no_cuda(); }
+void bias_backward(const View&, const View&) { no_cuda(); }
+void gated_forward(const View&, const View&, const View&, Activation) { no_cuda(); }
+void gated_backward(const View&, const View&, const View&, const View&, const View&, Activation) { no_cuda(); }
+void activation_forward(const View&, const View&, Activation) { no_cuda(); }
+void activation_backward(const View&, const View&, const View&, Activation) { no_cuda(); }
 void rmsnorm_forward(const View&, const View&, const View&, double) { no_cuda(); }
 void rmsnorm_backward(const View&, const View&, const View&, const View&, const View&, double, Into) { no_cuda(); }
 void rotary_phases(const View&, const View&, const std::vector<double>&, double) { no_cuda(); }

@@ -1,21 +1,20 @@
 #include <algorithm>
 
+#include "kernels/column_sums.cuh"
 #include "kernels/device_scratch.cuh"
 #include "kernels/elements.cuh"
 #include "kernels/ptx.cuh"
 #include "kernels/reduce.cuh"
 #include "kernels/rmsnorm.h"
 
-// A block per row; a thread has every blockDim-th pack of the row. The gradient of the weight is summed over rows in two
-// steps, 64 rows and then all of them, each in the order of rows: no atomics, the same bits at every run.
+// A block per row; a thread has every blockDim-th pack of the row. The gradient of the weight is summed over rows as in
+// column_sums.cuh.
 
 namespace capstan::kernels::cuda {
 
 namespace {
 
-constexpr int row_threads = 256;     // at most, for a row
-constexpr int column_threads = 128;  // of a block that has a column per thread
-constexpr int summed_rows = 64;      // rows that one thread sums for the gradient of the weight
+constexpr int row_threads = 256;  // at most, for a row
 
 /// 1 / sqrt(mean_c x[c]² + eps) from the thread's part of the squares
 __device__ inline float inverse_rms(BlockReduction& shared, float squares, std::int64_t C, float eps) {
@@ -82,29 +81,16 @@ __global__ void __launch_bounds__(row_threads)
   }
 }
 
-/// partial[b, c] = Σ_t dy[t, c] x[t, c] r[t] over the 64 rows t of block b
-template <class T, class Dy>
-__global__ void __launch_bounds__(column_threads)
-    weight_partials(float* __restrict__ partial, const Dy* __restrict__ dY, const T* __restrict__ X,
-                    const float* __restrict__ R, std::int64_t rows, std::int64_t C) {
-  const std::int64_t c = std::int64_t(blockIdx.y) * column_threads + threadIdx.x;
-  const std::int64_t begin = std::int64_t(blockIdx.x) * summed_rows;
-  const std::int64_t end = begin + summed_rows < rows ? begin + summed_rows : rows;
-  if (c >= C) return;
-  float sum = 0;
-  for (std::int64_t t = begin; t < end; ++t) sum += value_of(dY[t * C + c]) * (value_of(X[t * C + c]) * R[t]);
-  partial[blockIdx.x * C + c] = sum;
-}
-
-/// dw[c] += Σ_b partial[b, c]
-__global__ void __launch_bounds__(column_threads)
-    add_partials(float* __restrict__ dW, const float* __restrict__ partial, std::int64_t blocks, std::int64_t C) {
-  const std::int64_t c = std::int64_t(blockIdx.x) * column_threads + threadIdx.x;
-  if (c >= C) return;
-  float sum = 0;
-  for (std::int64_t b = 0; b < blocks; ++b) sum += partial[b * C + c];
-  dW[c] += sum;
-}
+/// dy[t, c] x[t, c] r[t]
+template <class T, class Dy> struct WeightTerm {
+  const Dy* dy;
+  const T* x;
+  const float* r;
+  std::int64_t columns;
+  __device__ float operator()(std::int64_t t, std::int64_t c) const {
+    return value_of(dy[t * columns + c]) * (value_of(x[t * columns + c]) * r[t]);
+  }
+};
 
 /// Whole warps, as many as the row has packs for: the shape alone decides, and so the order of sums.
 dim3 threads_for(std::int64_t packs) {
@@ -140,23 +126,17 @@ template <class Stored, class StoredDy>
 void backward(const View& dx, const View& dw, const View& dy, const View& x, const View& w, float eps, bool add) {
   using Element = DeviceType<Stored>;
   using Gradient = DeviceType<StoredDy>;
-  const std::int64_t T = x.dim(0), C = x.dim(1), blocks = quotient_up(T, summed_rows);
-  const unsigned strips = static_cast<unsigned>(quotient_up(C, column_threads));
+  const std::int64_t T = x.dim(0), C = x.dim(1);
   thread_local DeviceScratch memory;
-  float* const r = memory.of<float>(T + (dw ? blocks * C : 0));  // [T]
-  float* const partial = r + T;                                  // [blocks, C]
-  const cudaStream_t stream = stream_of_thread();
+  float* const r = memory.of<float>(T + (dw ? column_partials(T, C) : 0));  // [T], then the partial sums
   const Gradient* const dY = device_data<StoredDy>(dy);
   const Element* const X = device_data<Stored>(x);
   with_pack<Element>({dx, dy, x, w}, C, [&](auto pack) {
     launch<BlockReduction>(backward_row<Element, Gradient, pack()>, dim3(static_cast<unsigned>(T)),
-                           threads_for(C / pack()), stream, device_data<Stored>(dx), r, dY, X, device_data<Stored>(w),
-                           C, eps, add);
+                           threads_for(C / pack()), stream_of_thread(), device_data<Stored>(dx), r, dY, X,
+                           device_data<Stored>(w), C, eps, add);
   });
-  if (!dw) return;
-  launch<void>(weight_partials<Element, Gradient>, dim3(static_cast<unsigned>(blocks), strips), dim3(column_threads),
-               stream, partial, dY, X, r, T, C);
-  launch<void>(add_partials, dim3(strips), dim3(column_threads), stream, device_data<float>(dw), partial, blocks, C);
+  if (dw) add_column_sums(device_data<float>(dw), r + T, WeightTerm<Element, Gradient>{dY, X, r, C}, T, C);
 }
 
 }  // namespace

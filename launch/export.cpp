@@ -67,8 +67,9 @@ void verify(const std::string& folder, const std::vector<framework::SafetensorTo
   const framework::HfConfig config = framework::read_hf_config(join(folder, "config.json"));
   const auto same = config.model.hidden_size == header.model.hidden_size &&
                     config.model.layers == header.model.layers && config.model.vocabulary == header.model.vocabulary &&
-                    config.model.tied == header.model.tied && config.position.kind == header.position.kind &&
-                    config.position.scaling == header.position.scaling;
+                    config.model.tied == header.model.tied && config.model.norm == header.model.norm &&
+                    config.model.bias == header.model.bias && config.model.mlp == header.model.mlp &&
+                    config.position.kind == header.position.kind && config.position.scaling == header.position.scaling;
   CAPSTAN_CHECK(same, "{}/config.json does not describe the model", folder);
 }
 
@@ -140,9 +141,13 @@ ExitCode run_export(const Arguments& arguments, parallel::Communicator& world) {
     }
   fmt::print("tokenizer   {}\n", checkpoint.header().tokenizer.empty() ? "none" : checkpoint.header().tokenizer);
   fmt::print("output      {}\n", output);
-  if (checkpoint.header().position.kind != "rope")
-    fmt::print("note        Hugging Face's library refuses the folder: its Llama does not know the encoding {}\n",
-               checkpoint.header().position.kind);
+  const auto note = [](const std::string& what) {
+    fmt::print("note        Hugging Face's library refuses the folder: its Llama does not know {}\n", what);
+  };
+  const framework::CheckpointHeader& header = checkpoint.header();
+  if (header.position.kind != "rope") note("the encoding " + header.position.kind);
+  if (header.model.norm != "pre" || !header.model.gated())
+    note(fmt::format("a block with norm = {}, mlp = {}", header.model.norm, header.model.mlp));
   return ExitCode::done;
 }
 

@@ -137,6 +137,7 @@ void print(const Import& import, const std::string& from, const std::string& to,
   fmt::print("parameters  {} in {} tensors\n", model->parameters().elements(), model->parameters().all().size());
   fmt::print("shape       {} layers, width {} (mlp {}), {} heads of {}, {} kv heads, vocabulary {}{}\n", m.layers,
              m.hidden_size, m.mlp_size, m.heads, m.head_size, m.kv_heads, m.vocabulary, m.tied ? ", tied" : "");
+  fmt::print("block       norm {}, mlp {}, bias {}\n", m.norm, m.mlp, m.bias);
   fmt::print("position    {}, theta {}, trained length {}", header.position.kind, header.position.theta, m.max_length);
   fmt::print("{}\n", header.position.scaling == "none"
                          ? ""

@@ -9,11 +9,11 @@
 
 #include "framework/encoding.h"
 #include "framework/rotary_frequencies.h"
+#include "kernels/activation.h"
 #include "kernels/elementwise.h"
 #include "kernels/linear.h"
 #include "kernels/position_mlp.h"
 #include "kernels/rotary.h"
-#include "kernels/swiglu.h"
 
 namespace capstan::framework {
 
@@ -113,7 +113,7 @@ class Tape : public Encoding {
         p_group, gate.g, of(own.alpha, made.alpha), of(own.w_up, made.w_up), of(own.w_down, made.w_down));
     if (own.alpha && d_alpha && own.alpha->grad) add_diagonal(own.alpha->grad, d_alpha);
     if (own.w_gate) {
-      kernels::silu_backward(dgate, dgate, gate.a);
+      kernels::activation_backward(dgate, dgate, gate.a, kernels::Activation::silu);
       kernels::linear_backward_input(dm, dgate, own.w_gate->value, kernels::Into::add);
       if (own.w_gate->grad) kernels::linear_backward_weight(own.w_gate->grad, dgate, m);
     }
@@ -134,7 +134,7 @@ class Tape : public Encoding {
     Gate gate{Tensor({m.dim(0), width}, m.type(), m.device()), Tensor({m.dim(0), width}, m.type(), m.device())};
     if (!own.w_gate) return gate;
     kernels::linear_forward(gate.a, m, own.w_gate->value);
-    kernels::silu_forward(gate.g, gate.a);
+    kernels::activation_forward(gate.g, gate.a, kernels::Activation::silu);
     return gate;
   }
 

@@ -3,9 +3,10 @@
 
 usage: transformers_test.py CAPSTAN RECIPES_FOLDER
 Extends stories260K from 512 to 1,024 tokens by each scaling that transformers' Llama can say, and by adapters that are merged on export;
-exports, loads the folder there, and compares every logit of 1,024 tokens; then the 4K base at 8,192 tokens with YaRN. Each folder is
-loaded without its scaling, too, and must then differ. Encodings that Llama does not know must be refused there; the exported tokenizers
-must give the same tokens. Exit code 77: a package is not here (pip install torch transformers h5py sentencepiece protobuf).
+trains models with biases and GEGLU from scratch; exports, loads the folder there, and compares every logit of 1,024 tokens; then the 4K base
+at 8,192 tokens with YaRN. Each folder is loaded without its scaling, too, and must then differ. Encodings and blocks that Llama does not know
+must be refused there; the exported tokenizers must give the same tokens. Exit code 77: a package is not here (pip install torch transformers
+h5py sentencepiece protobuf).
 """
 import gc
 import json
@@ -51,6 +52,11 @@ METHODS = {
     "lora": ([*LINEAR, *LORA], "linear", [1024]),
     "longlora": ([*LINEAR, *LORA, "--train.shifted_groups", "4"], "linear", [1024]),  # trained shifted, evaluated in full
 }
+# Blocks, from scratch, with weights whose attention is not so sharp that it magnifies rounding.
+BLOCKS = {
+    "geglu": ["--model.mlp", "geglu", "--model.bias", "true", "--model.init_std", "0.1"],
+    "attention_bias": ["--model.bias", "attention", "--model.init_std", "0.1"],
+}
 TEXTS = ["Once upon a time, there was a fox.", "a\ttab\nand a line", "naïve café – 東京 🙂", "1234567890 + x_i = {y}"]
 
 if version >= (5, 0):
@@ -70,7 +76,8 @@ def run(*words):
 
 
 def train(name, base, data, length, steps, options):
-    run("train", "empty.cfg", "--run", name, "--model.from", base, "--data.train", data, "--data.context", str(length), "--data.documents",
+    start = ["--model.from", base] if base else []
+    run("train", "empty.cfg", "--run", name, *start, "--data.train", data, "--data.context", str(length), "--data.documents",
         "joined", "--train.steps", str(steps), "--train.sequences", "1", "--optimizer.lr", "1e-3", *options)
 
 
@@ -103,8 +110,8 @@ def worst_difference(loaded, ids, ours):
         return (loaded(ids[None]).logits[0] - ours).abs().max().item()
 
 
-def compare(name, model, folder, data, lengths):
-    loaded = load(folder)
+def compare_lengths(name, loaded, model, data, lengths):
+    """Ours against theirs at each length; the last one's tokens, our logits, and what was allowed."""
     for length in lengths:
         run("logits", "--model", model, "--data", data, "--tokens", str(length), "--output", "logits.h5")
         with h5py.File("logits.h5") as file:
@@ -114,6 +121,11 @@ def compare(name, model, folder, data, lengths):
         allowed = length * 2.0**-24 * ours.abs().max().item()
         worst = worst_difference(loaded, ids, ours)
         check(worst <= allowed, f"{name}: {length} tokens, largest difference of a logit {worst:.2e}, allowed {allowed:.2e}")
+    return ids, ours, allowed
+
+
+def compare(name, model, folder, data, lengths):
+    ids, ours, allowed = compare_lengths(name, load(folder), model, data, lengths)
     plain = worst_difference(load(without_scaling(folder)), ids, ours)
     check(plain > allowed, f"{name}: without its scaling {plain:.2e}, must be over {allowed:.2e}")
     gc.collect()
@@ -157,14 +169,14 @@ def compare_base():
         compare("base-4k with yarn", "base-8k", "base-8k-hf", "long.h5", [8192])
 
 
-def check_refused(kind):
-    train(kind, "base", "train.h5", 256, 1, ["--position.kind", kind])
-    run("export", kind, "--output", f"{kind}-hf")
+def check_refused(name, base, options):
+    train(name, base, "train.h5", 256, 1, options)
+    run("export", name, "--output", f"{name}-hf")
     try:
-        load(f"{kind}-hf")
-        check(False, f"{kind}: transformers loads it as a Llama")
+        load(f"{name}-hf")
+        check(False, f"{name}: transformers loads it as a Llama")
     except (KeyError, ValueError) as error:
-        check("capstan-llama" in str(error), f"{kind}: refused: {str(error).splitlines()[0][:80]}")
+        check("capstan-llama" in str(error), f"{name}: refused: {str(error).splitlines()[0][:80]}")
 
 
 def make_tokenizer_json():
@@ -204,8 +216,13 @@ with tempfile.TemporaryDirectory() as folder:
     compare_method("new-style", LINEAR, "linear", [1024], "base-5")
     compare_bf16()
     compare_base()
+    for block, options in BLOCKS.items():
+        train(block, None, "train.h5", 1024, 2, options)
+        run("export", block, "--output", f"{block}-hf")
+        compare_lengths(block, load(f"{block}-hf"), block, "heldout.h5", [1024])
     for kind in ("none", "cope", "rope+cope", "tape"):
-        check_refused(kind)
+        check_refused(kind, "base", ["--position.kind", kind])
+    check_refused("post-norm", None, ["--model.norm", "post", "--model.mlp", "gelu"])
     make_tokenizer_json()
     for exported in ("pi-hf", "base-8k-hf", "json-hf"):
         compare_tokenizer(exported)

@@ -147,6 +147,12 @@ TEST(Options, RefuseWhatIsNoValueOfTheirs) {
   for (const char* bad : {"rope+", "+rope", "rope++cope", "rope+cpoe", ""}) refusal([&] { set("position.kind", bad); });
   EXPECT_EQ(refusal([&] { set("train.tile", "8"); }),
             "here: train.tile = 8 is not allowed; give 1, 4, 16 or 64 tokens");
+  EXPECT_EQ(refusal([&] { set("model.norm", "before"); }),
+            "here: model.norm = before is not allowed; give pre or post");
+  EXPECT_EQ(refusal([&] { set("model.bias", "qkv"); }),
+            "here: model.bias = qkv is not allowed; give false, true, attention or mlp");
+  EXPECT_EQ(refusal([&] { set("model.mlp", "relu"); }),
+            "here: model.mlp = relu is not allowed; give swiglu, geglu or gelu");
   for (const char* bad : {"a\nb", "\"open", "\"a\"b", "\"a\\"}) refusal([&] { set("data.train", bad); });
   expect_same(recipe, Recipe());  // a refusal changes nothing
 }

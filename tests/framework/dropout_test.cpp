@@ -20,13 +20,19 @@ using kernels::Device;
 using kernels::DType;
 using kernels::Tensor;
 
-const std::vector<std::string> kinds{"rope", "rope+cope", "rope+hierarchical_cope", "forget", "tape"};
+const std::vector<TinyCase> cases{{"rope"},
+                                  {"rope+cope"},
+                                  {"rope+hierarchical_cope"},
+                                  {"forget"},
+                                  {"tape"},
+                                  {"cope", post_bias_gelu},
+                                  {"tape", {"post", "mlp", "geglu"}}};
 
 /// Two packed sequences.
-ModelRun dropped_run(const std::string& kind, Device device,
-                     const framework::Dropout& dropout = {0.2, 0.15, {11, 12}}) {
+ModelRun dropped_run(const TinyCase& of, Device device, const framework::Dropout& dropout = {0.2, 0.15, {11, 12}}) {
   ModelRun run{.sequences = 2, .documents = {19, 4}};
-  run.shape.kind = kind;
+  run.shape.kind = of.kind;
+  run.shape.form = of.form;
   run.shape.layers = 3;  // TAPE: of the first, the last and another
   run.shape.device = device;
   run.shape.type = device == Device::ref ? DType::f64 : DType::f32;
@@ -38,7 +44,7 @@ ModelResult alone(const ModelRun& run) { return run_model(*parallel::make_self_c
 
 /// Both sequences of the same tokens.
 ModelRun twins(const framework::Dropout& dropout) {
-  ModelRun run = dropped_run("rope+cope", Device::cpu, dropout);
+  ModelRun run = dropped_run({"rope+cope"}, Device::cpu, dropout);
   run.set_batch = [dropout](framework::Batch& batch) {
     batch.dropout = dropout;
     for (const Tensor* x : {&batch.tokens, &batch.targets}) x->view()[1].copy_from(x->view()[0]);
@@ -46,7 +52,7 @@ ModelRun twins(const framework::Dropout& dropout) {
   return run;
 }
 
-class DropoutOf : public testing::TestWithParam<std::string> {};
+class DropoutOf : public testing::TestWithParam<TinyCase> {};
 
 TEST_P(DropoutOf, HasTheSameMasksOnAnyRanks) {
   const ModelResult f32 = alone(dropped_run(GetParam(), Device::cpu)),
@@ -116,8 +122,8 @@ TEST_P(DropoutOf, HasGradientsThatAgreeWithFiniteDifferences) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Encodings, DropoutOf, testing::ValuesIn(kinds),
-                         [](const auto& kind) { return name_of_kind(kind.param); });
+INSTANTIATE_TEST_SUITE_P(Encodings, DropoutOf, testing::ValuesIn(cases),
+                         [](const auto& each) { return each.param.text(); });
 
 TEST(DropoutDraws, MakeTheMasksOfTheirSequence) {
   const auto half = [](const ModelResult& result, std::ptrdiff_t b) {
@@ -139,8 +145,8 @@ TEST(DropoutDraws, MakeTheMasksOfTheirSequence) {
 }
 
 TEST(DropoutDraws, WithoutARateAreNothing) {
-  const ModelResult none = alone(dropped_run("rope+cope", Device::cpu, {}));
-  const ModelResult drawn = alone(dropped_run("rope+cope", Device::cpu, {0, 0, {11, 12}}));
+  const ModelResult none = alone(dropped_run({"rope+cope"}, Device::cpu, {}));
+  const ModelResult drawn = alone(dropped_run({"rope+cope"}, Device::cpu, {0, 0, {11, 12}}));
   EXPECT_EQ(drawn.nll, none.nll);
   EXPECT_EQ(unequal_names(drawn.gradients, none.gradients), std::vector<std::string>{});
 }

@@ -96,6 +96,21 @@ std::vector<std::string> all_kinds() {
 INSTANTIATE_TEST_SUITE_P(Encodings, CachedDecodeCovering, testing::ValuesIn(all_kinds()),
                          [](const auto& encoding) { return tests::name_of_kind(encoding.param); });
 
+TEST(Generator, CachedDecodeOfOtherBlocks) {
+  tests::for_rank_counts({1, 2, 3}, [](parallel::Communicator& ring) {
+    for (const tests::BlockForm& form : tests::block_forms()) {
+      SCOPED_TRACE(form.text());
+      tests::SmallModel wish{"tape"};
+      wish.form = form;
+      const auto model = small_model(wish);
+      const std::vector<std::int32_t> ids = random_prompt(100, model->config().vocabulary);
+      const Tensor expected = full_logits(*model, ids, 0, 16);
+      for (const std::int64_t prefill_chunk : {0, 32})
+        compare(ring, *model, expected, ids, 70, 16, 1e-10, prefill_chunk);
+    }
+  });
+}
+
 TEST(Generator, CachedDecodeOfBlockGatesFromTokens) {
   tests::for_rank_counts({1, 2, 3}, [](parallel::Communicator& ring) {
     PositionConfig position = tests::tiny_position();

@@ -85,9 +85,13 @@ TEST(HfConfig, RefusesByNameWhatItCannotHonour) {
   expect_parts(refusal(without("model_type")), {"model_type", "missing"});
   refused(R"({"sliding_window": 4096})", {"sliding_window", "4096", "null"});
   refused(R"({"model_type": "mistral"})", {"sliding_window", "missing"});
-  refused(R"({"attention_bias": true})", {"attention_bias", "false"});
-  refused(R"({"mlp_bias": true})", {"mlp_bias", "false"});
-  refused(R"({"hidden_act": "gelu"})", {"hidden_act", "gelu", "silu"});
+  for (const char* bias : {"attention_bias", "mlp_bias"}) {
+    refused(fmt::format("{{\"{}\": 1}}", bias), {bias, "true or false"});
+    refused(fmt::format("{{\"model_type\": \"mistral\", \"sliding_window\": null, \"{}\": true}}", bias),
+            {bias, "false"});
+  }
+  for (const char* approximate : {"gelu_new", "gelu_pytorch_tanh", "relu"})
+    refused(fmt::format("{{\"hidden_act\": \"{}\"}}", approximate), {"hidden_act", approximate, "silu, or gelu"});
   refused(R"({"quantization_config": {"bits": 4}})", {"quantization_config"});
   refused(R"({"partial_rotary_factor": 0.5})", {"partial_rotary_factor", "0.5"});
   refused(R"({"num_key_value_heads": 3})", {"num_key_value_heads", "3", "divisor of the 8"});
@@ -98,6 +102,17 @@ TEST(HfConfig, RefusesByNameWhatItCannotHonour) {
   refused(R"({"model_type": "capstan-llama"})", {"capstan_position", "missing", "beside model_type capstan-llama"});
   refused(R"({"model_type": "capstan-qwen2", "capstan_position": {"kind": "tape"}})", {"model_type", "capstan-qwen2"});
   refused(R"({"model_type": "capstan-mistral", "capstan_position": {"kind": "tape"}})", {"sliding_window", "missing"});
+}
+
+TEST(HfConfig, ReadsBiasesAndActivations) {
+  const auto bias = [](const char* fields) { return parse(with(fields)).model.bias; };
+  EXPECT_EQ(parse(base().dump()).model.bias, "false");
+  EXPECT_EQ(bias(R"({"attention_bias": true})"), "attention");
+  EXPECT_EQ(bias(R"({"mlp_bias": true, "attention_bias": null})"), "mlp");
+  EXPECT_EQ(bias(R"({"attention_bias": true, "mlp_bias": true})"), "true");
+  EXPECT_EQ(parse(without("hidden_act")).model.mlp, "swiglu");
+  EXPECT_EQ(parse(with(R"({"hidden_act": "gelu"})")).model.mlp, "geglu") << "Llama's MLP is gated";
+  EXPECT_EQ(parse(base().dump()).model.norm, "pre");
 }
 
 TEST(HfConfig, RefusesValuesOutOfRange) {
@@ -207,6 +222,9 @@ void expect_same(const ModelConfig& a, const ModelConfig& b) {
   EXPECT_EQ(a.vocabulary, b.vocabulary);
   EXPECT_EQ(a.norm_eps, b.norm_eps);
   EXPECT_EQ(a.tied, b.tied);
+  EXPECT_EQ(a.norm, b.norm);
+  EXPECT_EQ(a.bias, b.bias);
+  EXPECT_EQ(a.mlp, b.mlp);
 }
 
 TEST(UpdatedHfConfig, UnchangedModelsKeepTheirTextByteForByte) {
@@ -268,6 +286,42 @@ TEST(UpdatedHfConfig, EveryEncodingAndScalingComesBack) {
   }
 }
 
+/// Every block comes back. Llama's own fields say what they can; what Llama would compute otherwise is not called one.
+TEST(UpdatedHfConfig, EveryBlockComesBack) {
+  const std::string mistral = with(R"({"model_type": "mistral", "sliding_window": null, "num_key_value_heads": null,
+    "max_position_embeddings": null, "architectures": ["MistralForCausalLM"]})");
+  for (const std::string& original : {base().dump(), std::string(), mistral})
+    for (const char* norm : {"pre", "post"})
+      for (const char* bias : {"false", "true", "attention", "mlp"})
+        for (const char* mlp : {"swiglu", "geglu", "gelu"}) {
+          ModelConfig model = parse(original.empty() ? base().dump() : original).model;
+          model.norm = norm, model.bias = bias, model.mlp = mlp;
+          SCOPED_TRACE(fmt::format("{} {} {} {}", norm, bias, mlp, original.size()));
+          const bool mistral_bias = original == mistral && model.bias != "false";
+          if (mistral_bias)
+            continue;  // no such model is imported, and none is made of one: [model] is the start model's
+          const HfConfig again = round_trip(original, model, PositionConfig(), 1024);
+          expect_same(again.model, model);
+          EXPECT_EQ(again.model.max_length, 1024);
+          EXPECT_EQ(round_trip(again.json, again.model, again.position, 1024).json, again.json);
+          const ordered_json config = ordered_json::parse(again.json);
+          const bool ours = model.norm == "post" || model.mlp == "gelu";
+          const std::string type = original == mistral ? "mistral" : "llama";
+          EXPECT_EQ(config["model_type"], (ours ? "capstan-" : "") + type);
+          EXPECT_EQ(config["architectures"][0] == "CapstanForCausalLM", ours);
+          EXPECT_EQ(config.contains("capstan_block"), ours);
+          EXPECT_EQ(config["hidden_act"], model.mlp == "swiglu" ? "silu" : "gelu");
+          // Back to Llama's block.
+          const HfConfig llama = round_trip(again.json, parse(base().dump()).model, PositionConfig(), 512);
+          expect_same(llama.model, parse(base().dump()).model);
+          EXPECT_FALSE(ordered_json::parse(llama.json).contains("capstan_block"));
+          if (ours) {
+            EXPECT_EQ(ordered_json::parse(llama.json)["architectures"][0],
+                      type == "mistral" ? "MistralForCausalLM" : "LlamaForCausalLM");
+          }
+        }
+}
+
 TEST(UpdatedHfConfig, OwnFieldOnlyWhenNeeded) {
   const HfConfig config = parse(base().dump());
   const auto own = [&](const PositionConfig& position) {
@@ -280,10 +334,13 @@ TEST(UpdatedHfConfig, OwnFieldOnlyWhenNeeded) {
   EXPECT_FALSE(own(position));
   position.kind = "rope+cope";
   EXPECT_TRUE(own(position));
-  // Going back to plain rope takes it away.
+  // Going back to plain rope takes it away, and the type that is not Llama's.
   const std::string cope = updated_hf_config(config.json, config.model, position, 512);
-  EXPECT_FALSE(
-      ordered_json::parse(updated_hf_config(cope, config.model, config.position, 512)).contains("capstan_position"));
+  EXPECT_EQ(ordered_json::parse(cope)["model_type"], "capstan-llama");
+  const auto back = ordered_json::parse(updated_hf_config(cope, config.model, config.position, 512));
+  EXPECT_FALSE(back.contains("capstan_position"));
+  EXPECT_EQ(back["model_type"], "llama");
+  EXPECT_EQ(back["architectures"], base()["architectures"]);
 }
 
 TEST(UpdatedHfConfig, HuggingFaceComputesTheSamePhases) {
@@ -410,6 +467,19 @@ TEST(HfConfig, RefusesABadOwnField) {
   refused(R"({"kind": "cope", "cope_gate": "queries"})", {"cope_gate", "keys, separate or values"});
   refused(R"({"kind": "cope", "cope_positions": 0})", {"cope_positions"});
   refused(R"({"kind": "cope", "new_field": 1})", {"new_field"});
+}
+
+TEST(HfConfig, RefusesABadBlock) {
+  const auto refused = [](const std::string& fields, const std::vector<std::string>& parts) {
+    expect_parts(refusal(with("{\"model_type\": \"capstan-llama\", " + fields + "}")), parts);
+  };
+  EXPECT_EQ(parse(with(R"({"model_type": "capstan-llama", "capstan_block": {"norm": "post"}})")).model.norm, "post");
+  refused(R"("capstan_block": 7)", {"capstan_block", "object"});
+  refused(R"("capstan_block": {"norm": "after"})", {"capstan_block", "norm", "after", "pre or post"});
+  refused(R"("capstan_block": {"mlp": "relu"})", {"mlp", "relu", "swiglu, geglu or gelu"});
+  refused(R"("capstan_block": {"mlp": "gelu"})", {"mlp", "gelu", "hidden_act silu"});
+  refused(R"("capstan_block": {"bias": true})", {"bias", "only norm, mlp"});
+  expect_parts(refusal(with(R"({"capstan_block": {"norm": "post"}})")), {"model_type", "capstan-llama"});
 }
 
 }  // namespace

@@ -8,9 +8,19 @@
 namespace capstan::tests {
 namespace {
 
+/// With biases or without: an adapter leaves them as they are.
+class Adapter : public testing::TestWithParam<BlockForm> {
+ protected:
+  ModelRun of_form() const {
+    ModelRun run;
+    run.shape.form = GetParam();
+    return run;
+  }
+};
+
 /// B = 0: the model is bit for bit the one without adapters.
-TEST(Adapter, StartsAsTheModelWithout) {
-  ModelRun plain, adapted;
+TEST_P(Adapter, StartsAsTheModelWithout) {
+  ModelRun plain = of_form(), adapted = of_form();
   adapted.shape.lora_rank = 2;
   const auto comm = parallel::make_self_communicator();
   const auto start = tiny_model(plain.shape);
@@ -22,8 +32,8 @@ TEST(Adapter, StartsAsTheModelWithout) {
 }
 
 /// W + s B A in the weight's place gives the same model.
-TEST(Adapter, MergedIsTheSame) {
-  ModelRun adapted, merged;
+TEST_P(Adapter, MergedIsTheSame) {
+  ModelRun adapted = of_form(), merged = of_form();
   adapted.shape.lora_rank = 3;
   const auto comm = parallel::make_self_communicator();
   const auto trained = tiny_model(adapted.shape);
@@ -45,8 +55,11 @@ TEST(Adapter, MergedIsTheSame) {
   };
   // Merged weights are rounded to f32.
   EXPECT_LE(relative_difference(run_model(*comm, merged).nll, run_model(*comm, adapted).nll), 1e-6);
-  EXPECT_GT(relative_difference(run_model(*comm, ModelRun{}).nll, run_model(*comm, adapted).nll), 1e-2);
+  EXPECT_GT(relative_difference(run_model(*comm, of_form()).nll, run_model(*comm, adapted).nll), 1e-2);
 }
+
+INSTANTIATE_TEST_SUITE_P(Forms, Adapter, testing::Values(BlockForm(), post_bias_gelu),
+                         [](const auto& form) { return form.param.text(); });
 
 }  // namespace
 }  // namespace capstan::tests

@@ -44,12 +44,18 @@ void expect_gradients(framework::Model& model, const parallel::Ring& ring, const
   }
 }
 
-class ModelGradient : public ::testing::TestWithParam<std::string> {};
+class ModelGradient : public ::testing::TestWithParam<TinyCase> {};
+
+TinyShape shape_of(const TinyCase& each) {
+  TinyShape shape;
+  shape.kind = each.kind;
+  shape.form = each.form;
+  return shape;
+}
 
 TEST_P(ModelGradient, EveryParameterAgreesWithFiniteDifferences) {
   for (const bool tied : {true, false}) {
-    TinyShape shape;
-    shape.kind = GetParam();
+    TinyShape shape = shape_of(GetParam());
     shape.tied = tied;
     const auto comm = parallel::make_self_communicator();
     const parallel::Ring ring = tiny_ring(*comm, 19, shape.tile);
@@ -61,32 +67,51 @@ TEST_P(ModelGradient, EveryParameterAgreesWithFiniteDifferences) {
   }
 }
 
+/// Every combination of model.norm, model.bias and model.mlp.
+TEST(BlockGradient, EveryParameterAgreesWithFiniteDifferences) {
+  for (const char* norm : {"pre", "post"})
+    for (const char* bias : {"false", "true", "attention", "mlp"})
+      for (const char* mlp : {"swiglu", "geglu", "gelu"}) {
+        TinyShape shape;
+        shape.form = {norm, bias, mlp};
+        SCOPED_TRACE(shape.form.text());
+        const auto comm = parallel::make_self_communicator();
+        const parallel::Ring ring = tiny_ring(*comm, 11, shape.tile);
+        const auto model = tiny_model(shape);
+        expect_gradients(*model, ring, tiny_batch(ring.layout, 0, shape, 1, {7}), shape.tile);
+      }
+}
+
 /// Adapters on all linear layers, and on some.
 TEST(AdapterGradient, EveryParameterAgreesWithFiniteDifferences) {
-  for (const char* targets : {"*_proj", "*.q_proj,*.down_proj"}) {
-    TinyShape shape;
-    shape.lora_rank = 3;
-    shape.lora_targets = targets;
-    const auto comm = parallel::make_self_communicator();
-    const parallel::Ring ring = tiny_ring(*comm, 19, shape.tile);
-    const auto model = tiny_model(shape);
-    expect_gradients(*model, ring, tiny_batch(ring.layout, 0, shape, 2, {7, 1, 6}), shape.tile);
-  }
+  for (const BlockForm& form : {BlockForm(), post_bias_gelu})
+    for (const char* targets : {"*_proj", "*.q_proj,*.down_proj"}) {
+      TinyShape shape;
+      shape.lora_rank = 3;
+      shape.lora_targets = targets;
+      shape.form = form;
+      const auto comm = parallel::make_self_communicator();
+      const parallel::Ring ring = tiny_ring(*comm, 19, shape.tile);
+      const auto model = tiny_model(shape);
+      expect_gradients(*model, ring, tiny_batch(ring.layout, 0, shape, 2, {7, 1, 6}), shape.tile);
+    }
 }
 
 TEST(ShiftedGradient, EveryParameterAgreesWithFiniteDifferences) {
-  const TinyShape shape;
-  const auto comm = parallel::make_self_communicator();
-  const parallel::Ring ring = tiny_ring(*comm, 23, shape.tile);
-  const auto model = tiny_model(shape);
-  framework::Batch batch = tiny_batch(ring.layout, 0, shape, 2, {9, 6});
-  batch.shifted_groups = 3;
-  expect_gradients(*model, ring, batch, shape.tile);
+  for (const BlockForm& form : {BlockForm(), post_bias_gelu}) {
+    TinyShape shape;
+    shape.form = form;
+    const auto comm = parallel::make_self_communicator();
+    const parallel::Ring ring = tiny_ring(*comm, 23, shape.tile);
+    const auto model = tiny_model(shape);
+    framework::Batch batch = tiny_batch(ring.layout, 0, shape, 2, {9, 6});
+    batch.shifted_groups = 3;
+    expect_gradients(*model, ring, batch, shape.tile);
+  }
 }
 
 TEST_P(ModelGradient, RecomputeChangesNoBit) {
-  TinyShape shape;
-  shape.kind = GetParam();
+  const TinyShape shape = shape_of(GetParam());
   const auto comm = parallel::make_self_communicator();
   const parallel::Ring ring = tiny_ring(*comm, 33, shape.tile);
   const auto model = tiny_model(shape);
@@ -99,8 +124,8 @@ TEST_P(ModelGradient, RecomputeChangesNoBit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Encodings, ModelGradient, ::testing::ValuesIn(tiny_kinds()),
-                         [](const auto& kind) { return name_of_kind(kind.param); });
+INSTANTIATE_TEST_SUITE_P(Encodings, ModelGradient, ::testing::ValuesIn(tiny_cases()),
+                         [](const auto& each) { return each.param.text(); });
 
 /// rope+cope with a zero table and tape with zero alpha and W_d are the RoPE model, bit for bit.
 TEST(EncodingStart, ZeroPositionParametersGiveTheRopeModel) {

@@ -30,11 +30,12 @@ std::vector<double> gather_nll(const parallel::Ring& ring, const framework::Pass
   return values_of(all);
 }
 
-class ModelOverRanks : public ::testing::TestWithParam<std::string> {};
+class ModelOverRanks : public ::testing::TestWithParam<TinyCase> {};
 
 TEST_P(ModelOverRanks, F64LossAndGradientsEqualOneRank) {
   TinyShape shape;
-  shape.kind = GetParam();
+  shape.kind = GetParam().kind;
+  shape.form = GetParam().form;
   for (const std::int64_t length : {1, 5, 37, 64}) {
     const std::vector<std::int64_t> documents =
         length == 37 ? std::vector<std::int64_t>{7, 3, 1} : std::vector<std::int64_t>{};
@@ -61,7 +62,8 @@ TEST_P(ModelOverRanks, F64LossAndGradientsEqualOneRank) {
 /// under every schedule that walks near → far.
 TEST_P(ModelOverRanks, F32LossTermsAreBitEqual) {
   TinyShape shape;
-  shape.kind = GetParam();
+  shape.kind = GetParam().kind;
+  shape.form = GetParam().form;
   shape.device = kernels::Device::cpu;
   shape.type = kernels::DType::f32;
   shape.tile = 16;
@@ -86,8 +88,8 @@ TEST_P(ModelOverRanks, F32LossTermsAreBitEqual) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Encodings, ModelOverRanks, ::testing::ValuesIn(tiny_kinds()),
-                         [](const auto& kind) { return name_of_kind(kind.param); });
+INSTANTIATE_TEST_SUITE_P(Encodings, ModelOverRanks, ::testing::ValuesIn(tiny_cases()),
+                         [](const auto& each) { return each.param.text(); });
 
 }  // namespace
 }  // namespace capstan::tests

@@ -95,6 +95,7 @@ OraclePosition with(OraclePosition position, const std::function<void(OraclePosi
 struct Case {
   std::string name;
   OraclePosition position;
+  std::string norm = "pre", bias = "false", mlp = "swiglu";
 };
 void PrintTo(const Case& each, std::ostream* out) { *out << each.name; }
 
@@ -136,6 +137,9 @@ std::vector<Case> cases() {
   all.push_back({"tape_mlp", with(tape, [](auto& p) { p.tape_attention = false; })});
   all.push_back({"learned_rope_forget_relative", encoding({"learned", "rope", "forget", "relative"})});
   for (const Case& each : cope_cases()) all.push_back(each);
+  all.push_back({"rope_post_bias_gelu", encoding({"rope"}), "post", "true", "gelu"});
+  all.push_back({"tape_post_mlp_bias_geglu", tape, "post", "mlp", "geglu"});
+  all.push_back({"xpos_attention_bias_gelu", encoding({"xpos"}), "pre", "attention", "gelu"});
   return all;
 }
 
@@ -173,6 +177,7 @@ TEST_P(OracleGradient, IsTheDifferenceQuotient) {
   const auto& [each, grouped] = GetParam();
   OracleModel model = small_model(grouped);
   model.tied = grouped;
+  model.norm = each.norm, model.bias = each.bias, model.mlp = each.mlp;
   const OracleParameters parameters = random_parameters(model, each.position, 3);
   std::vector<OracleSequence> sequences = {random_sequence({9, 5}, model.vocabulary, 4)};
   if (grouped) sequences.push_back(random_sequence({7}, model.vocabulary, 5, 3));

@@ -43,6 +43,16 @@ TEST(Plan, CountsTheTrainedModel) {
   // CoPE: one table of 64 x 8 per layer; TAPE: alpha 4 x 4, up and down 16 x 4, gate 16 x 64 in all layers but the last.
   EXPECT_EQ(framework::make_plan(resolved_recipe("rope+cope"), 1).parameters, 260032 + 5 * 64 * 8);
   EXPECT_EQ(framework::make_plan(resolved_recipe("tape"), 1).parameters, 260032 + 4 * (16 + 64 + 64 + 1024));
+  // Biases of q, o (64), k, v (32), gate, up (172) and down (64); a norm per layer moves, and the last one is gone; no gate.
+  framework::Recipe other = resolved_recipe("rope");
+  other.model.bias = "true";
+  EXPECT_EQ(framework::make_plan(other, 1).parameters, 260032 + 5 * (2 * 64 + 2 * 32 + 2 * 172 + 64));
+  other.model.norm = "post";
+  EXPECT_EQ(framework::make_plan(other, 1).parameters, 260032 + 5 * (2 * 64 + 2 * 32 + 2 * 172 + 64) - 64);
+  const std::int64_t gated = framework::make_plan(other, 1).memory_total();
+  other.model.mlp = "gelu";
+  EXPECT_EQ(framework::make_plan(other, 1).parameters, 260032 + 5 * (2 * 64 + 2 * 32 + 172 + 64) - 64 - 5 * 172 * 64);
+  EXPECT_LT(framework::make_plan(other, 1).memory_total(), gated);
   framework::Recipe frozen = resolved_recipe("rope+cope");
   frozen.train.trainable = "*.position.*";
   EXPECT_EQ(framework::make_plan(frozen, 1).trainable, 5 * 64 * 8);

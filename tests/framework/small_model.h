@@ -16,6 +16,7 @@ struct SmallModel {
   kernels::Device device = kernels::Device::ref;
   std::int64_t vocabulary = 37;
   double scale = 0.4;  ///< of every parameter; 0: all zero, so that every token is equally likely
+  BlockForm form = {};
 };
 
 inline std::unique_ptr<framework::Model> small_model(const SmallModel& wish,
@@ -28,6 +29,9 @@ inline std::unique_ptr<framework::Model> small_model(const SmallModel& wish,
   config.kv_heads = 2;
   config.vocabulary = wish.vocabulary;
   config.max_length = 700;
+  config.norm = wish.form.norm;
+  config.bias = wish.form.bias;
+  config.mlp = wish.form.mlp;
   if (position.original_length == 0) position.original_length = 128;
   position.kind = wish.kind;
   position.cope_positions = 9;

@@ -77,6 +77,20 @@ TEST(SimdMath, SigmoidKeepsRelativeAccuracy) {
   EXPECT_EQ(fast_sigmoid(INFINITY), 1);
 }
 
+TEST(SimdMath, NormalKeepsRelativeAccuracy) {
+  const std::vector<float> x = spaced(-13, 13);
+  for (const Isa isa : usable()) {
+    const std::vector<float> y = evaluated(
+        isa, x, [](float v) __attribute__((always_inline)) { return fast_normal(v, fast_bell(v)); });
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const double at = x[i], exact = 0.5 * std::erfc(-at / std::sqrt(2.0));
+      ASSERT_LE(std::abs(y[i] - exact), exact * (at * at / 2 + 6) * 0x1p-23) << x[i] << " on " << name_of(isa);
+    }
+  }
+  EXPECT_EQ(fast_normal(-INFINITY, fast_bell(-INFINITY)), 0);
+  EXPECT_EQ(fast_normal(INFINITY, fast_bell(INFINITY)), 1);
+}
+
 TEST(SimdMath, LogWithinTwoUlp) {
   std::vector<float> x = spaced(1, 3);
   for (const float v : spaced(0, 63)) x.push_back(std::exp2(v));  // distances reach 2^63

@@ -104,16 +104,28 @@ TEST_P(ThreadBits, RmsNorm) {
     });
 }
 
-TEST_P(ThreadBits, Swiglu) {
-  expect_same_bits("swiglu", [&] {
-    const Tensor gate = values({T, C}, type, 1), up = values({T, C}, type, 2), dh = values({T, C}, type, 3);
-    Tensor h = zeros_like(up), dgate = zeros_like(up), dup = zeros_like(up), y = zeros_like(up), dx = zeros_like(up);
-    swiglu_forward(h, gate, up);
-    swiglu_backward(dgate, dup, dh, gate, up);
-    silu_forward(y, gate);
-    silu_backward(dx, dh, gate);
-    return outputs(h, dgate, dup, y, dx);
-  });
+TEST_P(ThreadBits, Activation) {
+  for (const Activation f : {Activation::silu, Activation::gelu})
+    expect_same_bits("activation", [&] {
+      const Tensor gate = values({T, C}, type, 1), up = values({T, C}, type, 2), dh = values({T, C}, type, 3);
+      Tensor h = zeros_like(up), dgate = zeros_like(up), dup = zeros_like(up), y = zeros_like(up), dx = zeros_like(up);
+      gated_forward(h, gate, up, f);
+      gated_backward(dgate, dup, dh, gate, up, f);
+      activation_forward(y, gate, f);
+      activation_backward(dx, dh, gate, f);
+      return outputs(h, dgate, dup, y, dx);
+    });
+}
+
+TEST_P(ThreadBits, Bias) {
+  for (const Into into : {Into::overwrite, Into::add})
+    expect_same_bits("bias", [&] {
+      const Tensor b = values({C}, type, 1), dy = values({T, C}, type, 2);
+      Tensor y = values({T, C}, type, 3), db = values({C}, DType::f32, 4);
+      bias_forward(y, b, into);
+      bias_backward(db, dy);
+      return outputs(y, db);
+    });
 }
 
 TEST_P(ThreadBits, Rotary) {

@@ -212,6 +212,47 @@ TEST(ImportExport, AnEncodingsOwnParametersComeAlong) {
   }
 }
 
+/// Biases and GEGLU by Llama's own fields; norms after the sums and GELU without a gate by ours.
+TEST(ImportExport, OtherBlocksComeBackBitEqual) {
+  for (const auto& [norm, bias, mlp] : {std::array{"pre", "attention", "geglu"}, {"post", "true", "gelu"}}) {
+    const testing::TestFolder folder;
+    auto header = framework::Checkpoint::open([&] {
+                    capstan({"import", stories, "--output", folder / "model"});
+                    return folder / "model";
+                  }())
+                      .header();
+    header.model.norm = norm, header.model.bias = bias, header.model.mlp = mlp;
+    header.tokenizer.clear();
+    framework::Model model(header.model, header.position);
+    model.parameters().allocate(kernels::Device::ref, kernels::DType::f32, false,
+                                [](const std::string&) { return false; });
+    model.parameters().initialise(1, 0.5);
+    for (auto& p : model.parameters().all())
+      if (p.name.ends_with(".bias"))
+        for (std::int64_t i = 0; i < p.value.elements(); ++i) p.value.as<float>()[i] = float(i) + 0.25f;
+    framework::save_checkpoint(*parallel::make_self_communicator(), folder.path(), "made", header, {},
+                               model.parameters(), {});
+    const std::string exported = capstan({"export", folder / "made", "--output", folder / "hf"});
+    const bool ours = std::string(norm) == "post";
+    EXPECT_EQ(exported.find("a block with norm = post, mlp = gelu") != std::string::npos, ours) << exported;
+    EXPECT_EQ(Json::parse(slurp(folder / "hf/config.json"))["model_type"], ours ? "capstan-llama" : "llama");
+    expect_parts(capstan({"import", folder / "hf", "--output", folder / "again"}),
+                 {fmt::format("norm {}, mlp {}, bias {}", norm, mlp, bias)});
+    const auto again = framework::load_model(folder / "again", kernels::Device::ref, kernels::DType::f32);
+    EXPECT_EQ(again.header.model.norm, norm);
+    EXPECT_EQ(again.header.model.bias, bias);
+    EXPECT_EQ(again.header.model.mlp, mlp);
+    ASSERT_EQ(again.model->parameters().all().size(), model.parameters().all().size());
+    for (const auto& p : model.parameters().all()) {
+      const auto& q = again.model->parameters().find(p.name)->value;
+      EXPECT_EQ(std::memcmp(p.value.data(), q.data(), std::size_t(p.value.bytes())), 0) << p.name;
+    }
+    capstan({"export", folder / "again", "--output", folder / "hf2"});
+    EXPECT_EQ(slurp(folder / "hf/model.safetensors"), slurp(folder / "hf2/model.safetensors"));
+    EXPECT_EQ(slurp(folder / "hf/config.json"), slurp(folder / "hf2/config.json"));
+  }
+}
+
 TEST(ImportExport, TiedOutputMayBeRepeatedButNotDiffer) {
   const testing::TestFolder folder;
   Foreign foreign(folder);

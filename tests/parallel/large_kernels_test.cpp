@@ -187,12 +187,20 @@ TEST_P(LargeSlowKernelsMatrix, Rotary) {
         [](const auto& x) { kernels::rotary_backward(x[0], x[1], x[2], x[3], x[4]); });
 }
 
-TEST_P(LargeSlowKernelsMatrix, SwiGlu) {
-  check(std::array{zeros(), rows(1), rows(2)}, [](const auto& x) { kernels::swiglu_forward(x[0], x[1], x[2]); });
-  check(std::array{zeros(), zeros(), rows(1), rows(2), rows(3)},
-        [](const auto& x) { kernels::swiglu_backward(x[0], x[1], x[2], x[3], x[4]); });
-  check(std::array{zeros(), rows(1)}, [](const auto& x) { kernels::silu_forward(x[0], x[1]); });
-  check(std::array{zeros(), rows(1), rows(2)}, [](const auto& x) { kernels::silu_backward(x[0], x[1], x[2]); });
+TEST_P(LargeSlowKernelsMatrix, Activation) {
+  for (const kernels::Activation f : {kernels::Activation::silu, kernels::Activation::gelu}) {
+    check(std::array{zeros(), rows(1), rows(2)}, [f](const auto& x) { kernels::gated_forward(x[0], x[1], x[2], f); });
+    check(std::array{zeros(), zeros(), rows(1), rows(2), rows(3)},
+          [f](const auto& x) { kernels::gated_backward(x[0], x[1], x[2], x[3], x[4], f); });
+    check(std::array{zeros(), rows(1)}, [f](const auto& x) { kernels::activation_forward(x[0], x[1], f); });
+    check(std::array{zeros(), rows(1), rows(2)},
+          [f](const auto& x) { kernels::activation_backward(x[0], x[1], x[2], f); });
+  }
+}
+
+TEST_P(LargeSlowKernelsMatrix, Bias) {
+  const Tensor b = random({width}, 1);
+  check(std::array{rows(2)}, [&](const auto& x) { kernels::bias_forward(x[0], b, Into::add); });
 }
 
 TEST_P(LargeKernelsMatrix, Groups) {

@@ -1,13 +1,14 @@
-// Operations on rows of tokens, on the emulated GPU: embedding, SwiGLU, rotary, dropout, means of blocks.
+// Operations on rows of tokens, on the emulated GPU: embedding, activations, biases, rotary, dropout, means of blocks.
 
 #include <cmath>
 
+#include "kernels/activation.h"
+#include "kernels/bias.h"
 #include "kernels/block_pool.h"
 #include "kernels/dropout.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
 #include "kernels/rotary.h"
-#include "kernels/swiglu.h"
 #include "tests/simt/device_calls.h"
 #include "tests/support/tensors.h"
 
@@ -81,28 +82,56 @@ TEST_F(SimtRows, EmbeddingOfWordsThatAreNone) {
   for (std::size_t i = 0; i < 6; ++i) EXPECT_EQ(gradient[i], i < 3 ? words[i] : words[i] + 1);
 }
 
-Call swiglu(const Shape& shape) {
+Call activation(const Shape& shape, Activation f) {
   return {{out(shape), in(shape, 4), in(shape), out(shape), out(shape), in(shape), out(shape), out(shape)},
-          [](const Views& v) {
-            swiglu_forward(v[0], v[1], v[2]);
-            swiglu_backward(v[3], v[4], v[5], v[1], v[2]);
-            silu_forward(v[6], v[1]);
-            silu_backward(v[7], v[5], v[1]);
+          [f](const Views& v) {
+            gated_forward(v[0], v[1], v[2], f);
+            gated_backward(v[3], v[4], v[5], v[1], v[2], f);
+            activation_forward(v[6], v[1], f);
+            activation_backward(v[7], v[5], v[1], f);
           }};
 }
 
-TEST_F(SimtRows, Swiglu) {
-  for (const Shape& shape :
-       {Shape{0, 8}, Shape{1, 1}, Shape{1, 3}, Shape{3, 43}, Shape{5, 64}, Shape{2, 1000}, Shape{3, 4, 5}})
-    expect_accurate(swiglu(shape), "swiglu " + shape.text());
-  expect_same_bits(swiglu({3, 43}));
-  for (const std::int64_t n : {43, 64}) {
-    const Call in_place{{out({n}), out({n}), in({n}), out({n}), in({n})}, [](const Views& v) {
-                          swiglu_backward(v[0], v[1], v[2], v[0], v[1]);
-                          silu_backward(v[3], v[3], v[4]);
-                        }};
-    expect_accurate(in_place, "swiglu in place");
+TEST_F(SimtRows, Activation) {
+  for (const Activation f : {Activation::silu, Activation::gelu}) {
+    for (const Shape& shape :
+         {Shape{0, 8}, Shape{1, 1}, Shape{1, 3}, Shape{3, 43}, Shape{5, 64}, Shape{2, 1000}, Shape{3, 4, 5}})
+      expect_accurate(activation(shape, f), "activation " + shape.text());
+    expect_same_bits(activation({3, 43}, f));
+    for (const std::int64_t n : {43, 64}) {
+      const Call in_place{{out({n}), out({n}), in({n}), out({n}), in({n}), out({n}), in({n})}, [f](const Views& v) {
+                            gated_backward(v[0], v[1], v[2], v[0], v[1], f);
+                            activation_backward(v[3], v[3], v[4], f);
+                            activation_backward(v[5], v[6], v[5], f);
+                          }};
+      expect_accurate(in_place, "activation in place");
+    }
   }
+}
+
+/// v[0] = y, v[1] = db, v[2] = b, v[3] = dy. Naively the sums are in f32, one term after the other.
+Call bias(std::int64_t T, std::int64_t M, Into into) {
+  return {{out({T, M}), out({M}, Stored::wide), in({M}), in({T, M})},
+          [into](const Views& v) {
+            bias_forward(v[0], v[2], into);
+            bias_backward(v[1], v[3]);
+          },
+          [=](const Views& v) {
+            for (std::int64_t i = 0; i < T * M; ++i) {
+              float& y = v[0].as<float>()[i];
+              y = (into == Into::add ? y : 0) + v[2].as<float>()[i % M];
+              v[1].as<float>()[i % M] += v[3].as<float>()[i];
+            }
+          }};
+}
+
+TEST_F(SimtRows, Bias) {
+  for (const std::int64_t M : {1, 3, 8, 43, 64, 300})
+    for (const std::int64_t T : {0, 1, 3, 70})
+      for (const Into into : {Into::overwrite, Into::add})
+        if (M > 1 || T <= 3)  // one sum of many numbers may cancel
+          expect_accurate(bias(T, M, into), "bias " + std::to_string(T) + " rows of " + std::to_string(M));
+  expect_same_bits(bias(70, 43, Into::add));
 }
 
 struct Heads {

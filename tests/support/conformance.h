@@ -30,23 +30,28 @@ struct Cell {
   bool packed = false, grouped = false;  ///< several documents; fewer kv heads than query heads
   framework::Keep keep = framework::Keep::everything;
   std::int64_t tile = 4;
+  int form = 0;  ///< of the block, in block_forms()
   std::string text() const;
 };
 
 /// Why the cell cannot run; empty if it does. As the recipe's check says it.
 std::string refusal_of(const Cell& cell);
 
-/// Cells of the full matrix, refused ones included.
+/// Cells of the full matrix, refused ones included; all in Llama's block.
 std::vector<Cell> all_cells();
-/// Cells that hold every pair of values of two factors that runs at all.
-std::vector<Cell> covering_cells();
+/// Cells that hold every pair of values of two factors that runs at all: in these forms of the block, which are one factor.
+std::vector<Cell> covering_cells(const std::vector<int>& forms);
+/// The indices of block_forms().
+std::vector<int> all_forms();
+/// Where encoding_cases() has the case of that name.
+int encoding_named(const std::string& name);
 
 /// What cells are computed in, and how near the oracle, which has the same parameters, the results must be:
 ///   f64   on ref, within 1e-10;
 ///   f32   on cpu or cuda, twice the error of plain implementations: the oracle's formulas in f32, and the ref kernels in f32;
 ///   bf16  on cpu or cuda, twice the error of the same formulas in f64 and in f32, rounded where bf16 is stored.
-/// A plain implementation may be lucky in a tensor of a dozen numbers: its error in one is the worst over four texts, and counts
-/// at least as much as the mean over all tensors.
+/// A plain implementation may be lucky in a tensor of a dozen numbers: its error in one is the worst over four texts (eight in other
+/// blocks than Llama's, which have up to seven biases more in each layer), and counts at least as much as the mean over all tensors.
 struct Arithmetic {
   kernels::Device device;
   kernels::DType type;

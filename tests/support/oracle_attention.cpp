@@ -13,9 +13,9 @@ OracleAttention<Real>::OracleAttention(Context& context, std::int64_t layer, con
       xn_(xn), z_(z) {
   choose_biases();
   slopes_ = oracle_alibi_slopes(model_.heads);
-  q_ = context_.stored(context_.times(context_.parameter(layer, "self_attn.q_proj.weight"), xn));
-  k_ = context_.stored(context_.times(context_.parameter(layer, "self_attn.k_proj.weight"), xn));
-  v_ = context_.stored(context_.times(context_.parameter(layer, "self_attn.v_proj.weight"), xn));
+  q_ = context_.stored(context_.linear(layer, "self_attn.q_proj", xn));
+  k_ = context_.stored(context_.linear(layer, "self_attn.k_proj", xn));
+  v_ = context_.stored(context_.linear(layer, "self_attn.v_proj", xn));
   turned_q_ = context_.stored(rotated(q_, true));
   turned_k_ = context_.stored(rotated(k_, false));
   if (cope_) prepare_cope();

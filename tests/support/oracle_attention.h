@@ -65,6 +65,15 @@ template <class Real> struct OracleContext {
     }
     return y;
   }
+  /// W x + b of the layer's linear layer `name`; b where the model has one
+  Rows linear(std::int64_t layer, const std::string& name, const Rows& x) {
+    Rows y = times(parameter(layer, name + ".weight"), x);
+    const auto bias = parameters.find("model.layers." + std::to_string(layer) + "." + name + ".bias");
+    if (bias == parameters.end()) return y;
+    for (Row& row : y)
+      for (std::size_t n = 0; n < row.size(); ++n) row[n] = tape.add(row[n], bias->second[n]);
+    return y;
+  }
   /// rms(x; weight)
   Rows normed(Ids weight, const Rows& x) {
     Rows y(x.size());

@@ -29,6 +29,9 @@ void check_settings(const OracleModel& m, const OraclePosition& p) {
             "unknown part " + part);
   require(!(p.has("rope") && p.has("xpos")), "rope is part of xpos");
   require(!(p.has("cope") && p.has("hierarchical_cope")), "cope is part of hierarchical_cope");
+  require(one_of(m.norm, {"pre", "post"}) && one_of(m.bias, {"false", "true", "attention", "mlp"}) &&
+              one_of(m.mlp, {"swiglu", "geglu", "gelu"}),
+          "unknown block " + m.norm + " " + m.bias + " " + m.mlp);
   require(one_of(p.cope_gate, {"keys", "separate", "values"}), "unknown gate " + p.cope_gate);
   require(one_of(p.cope_table, {"learned", "alibi"}), "unknown table " + p.cope_table);
   require(one_of(p.block_gate, {"keys", "tokens"}), "unknown block gate " + p.block_gate);
@@ -123,7 +126,10 @@ template <class Real> class Pass {
   Rows embedded();
   Rows first_state();
   void run_layer(std::int64_t layer);
-  Rows mlp(std::int64_t layer, const Rows& x);
+  Rows mlp(std::int64_t layer, const Rows& xm);
+  Rows normed(const std::string& weight, const Rows& x) {
+    return context_.stored(context_.normed(context_.parameter(weight), x));
+  }
   void update_state(std::int64_t layer, const Rows& p, const Rows& m);
   void add_gated(std::int64_t layer, const Rows& m, Rows& z);
   void add_losses();
@@ -176,24 +182,28 @@ template <class Real> auto Pass<Real>::first_state() -> Rows {
 }
 
 template <class Real> void Pass<Real>::run_layer(std::int64_t layer) {
-  const Rows xn = context_.stored(context_.normed(context_.parameter(layer, "input_layernorm.weight"), x_));
+  const bool post = context_.model.norm == "post";
+  const Rows xn = post ? x_ : normed("model.layers." + std::to_string(layer) + ".input_layernorm.weight", x_);
   OracleAttention<Real> attention(context_, layer, xn, z_);
   attention.run();
-  x_ = sum(x_, context_.times(context_.parameter(layer, "self_attn.o_proj.weight"), attention.mean_values));
-  const Rows m = mlp(layer, x_);
+  x_ = sum(x_, context_.linear(layer, "self_attn.o_proj", attention.mean_values));
+  const Rows xm = normed("model.layers." + std::to_string(layer) + ".post_attention_layernorm.weight", x_);
+  const Rows m = mlp(layer, xm);
   if (position_.has("tape") && layer + 1 < context_.model.layers) update_state(layer, attention.mean_states, m);
-  x_ = sum(x_, m);
+  x_ = sum(post ? xm : x_, m);
+  if (post) x_ = normed("model.layers." + std::to_string(layer) + ".post_feedforward_layernorm.weight", x_);
 }
 
-/// m = W_down(silu(W_gate xm) * W_up xm), xm = rms(x)
-template <class Real> auto Pass<Real>::mlp(std::int64_t layer, const Rows& x) -> Rows {
-  const Rows xm = context_.stored(context_.normed(context_.parameter(layer, "post_attention_layernorm.weight"), x));
-  Rows inner = context_.stored(context_.times(context_.parameter(layer, "mlp.gate_proj.weight"), xm));
-  const Rows up = context_.stored(context_.times(context_.parameter(layer, "mlp.up_proj.weight"), xm));
+/// m = W_down(f(W_gate xm) * W_up xm), or W_down f(W_up xm)
+template <class Real> auto Pass<Real>::mlp(std::int64_t layer, const Rows& xm) -> Rows {
+  const std::string& kind = context_.model.mlp;
+  Rows inner = context_.stored(context_.linear(layer, "mlp.up_proj", xm)), gate;
+  if (kind != "gelu") gate = context_.stored(context_.linear(layer, "mlp.gate_proj", xm));
+  const auto f = [&](Id x) { return kind == "swiglu" ? tape_.silu(x) : tape_.gelu(x); };
   for (std::size_t t = 0; t < inner.size(); ++t)
-    for (std::size_t c = 0; c < inner[t].size(); ++c) inner[t][c] = tape_.product(tape_.silu(inner[t][c]), up[t][c]);
-  return context_.stored(
-      context_.times(context_.parameter(layer, "mlp.down_proj.weight"), context_.stored(std::move(inner))));
+    for (std::size_t c = 0; c < inner[t].size(); ++c)
+      inner[t][c] = kind == "gelu" ? f(inner[t][c]) : tape_.product(f(gate[t][c]), inner[t][c]);
+  return context_.stored(context_.linear(layer, "mlp.down_proj", context_.stored(std::move(inner))));
 }
 
 /// zc = z + alpha p over heads;  z' = zc + W_d (g * (W_u zc)),  g = silu(W_x m)
@@ -232,7 +242,7 @@ template <class Real> void Pass<Real>::add_gated(std::int64_t layer, const Rows&
 }
 
 template <class Real> void Pass<Real>::add_losses() {
-  const Rows xn = context_.stored(context_.normed(context_.parameter("model.norm.weight"), x_));
+  const Rows xn = context_.model.norm == "post" ? x_ : normed("model.norm.weight", x_);
   const Ids out = context_.parameter(context_.model.tied ? "model.embed_tokens.weight" : "lm_head.weight");
   for (std::int64_t t = 0; t < context_.tokens(); ++t) {
     const int target = context_.sequence.targets[t];
@@ -270,21 +280,28 @@ void check_inputs(const OracleModel& model, const OraclePosition& position, cons
 std::map<std::string, std::vector<std::int64_t>> oracle_shapes(const OracleModel& m, const OraclePosition& p) {
   check_settings(m, p);
   const std::int64_t C = m.hidden_size, F = m.mlp_size, H = m.heads, G = m.kv_heads, D = m.head_size, V = m.vocabulary;
-  Shapes shapes = {{"model.embed_tokens.weight", {V, C}}, {"model.norm.weight", {C}}};
+  Shapes shapes = {{"model.embed_tokens.weight", {V, C}}};
+  const bool post = m.norm == "post";
+  if (!post) shapes["model.norm.weight"] = {C};
   if (!m.tied) shapes["lm_head.weight"] = {V, C};
   if (p.has("learned")) shapes["model.position.embedding"] = {p.learned_length, C};
   if (p.has("t5")) shapes["model.position.buckets"] = {p.t5_buckets, H};
   for (std::int64_t layer = 0; layer < m.layers; ++layer) {
     const std::string own = "model.layers." + std::to_string(layer) + ".";
-    shapes.insert({{own + "input_layernorm.weight", {C}},
-                   {own + "self_attn.q_proj.weight", {H * D, C}},
-                   {own + "self_attn.k_proj.weight", {G * D, C}},
-                   {own + "self_attn.v_proj.weight", {G * D, C}},
-                   {own + "self_attn.o_proj.weight", {C, H * D}},
-                   {own + "post_attention_layernorm.weight", {C}},
-                   {own + "mlp.gate_proj.weight", {F, C}},
-                   {own + "mlp.up_proj.weight", {F, C}},
-                   {own + "mlp.down_proj.weight", {C, F}}});
+    const auto linear = [&](const std::string& name, std::int64_t out, std::int64_t in) {
+      shapes[own + name + ".weight"] = {out, in};
+      if (m.bias == "true" || name.starts_with(m.bias == "mlp" ? "mlp" : m.bias == "attention" ? "self_attn" : "-"))
+        shapes[own + name + ".bias"] = {out};
+    };
+    linear("self_attn.q_proj", H * D, C);
+    linear("self_attn.k_proj", G * D, C);
+    linear("self_attn.v_proj", G * D, C);
+    linear("self_attn.o_proj", C, H * D);
+    if (m.mlp != "gelu") linear("mlp.gate_proj", F, C);
+    linear("mlp.up_proj", F, C);
+    linear("mlp.down_proj", C, F);
+    shapes[own + "post_attention_layernorm.weight"] = {C};
+    shapes[own + (post ? "post_feedforward_layernorm.weight" : "input_layernorm.weight")] = {C};
     add_position_shapes(m, p, layer, own + "position.", shapes);
   }
   return shapes;

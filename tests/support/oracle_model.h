@@ -8,6 +8,11 @@
 //               m = W_down(silu(W_gate xm) * W_up xm), xm = rms(x);  x += m
 //   loss = Σ over counted tokens of  ln Σ exp(logit) - logit[target],  logits = E_out rms(x)
 //
+// Other blocks: norm = post (1706.03762, §3.1)  q, k, v of x itself;  x = rms(x + W_o …);  x = rms(x + m), m of x;  logits = E_out x
+//               mlp = geglu (2002.05202)        gelu in silu's place, gelu(a) = a Φ(a)
+//               mlp = gelu                      m = W_down gelu(W_up xm)
+//               bias                            every W x is W x + b
+//
 // q', k' after rotation, bias from the encoding: see oracle_attention.h.
 
 #include <map>

@@ -15,7 +15,10 @@ struct OracleModel {
   std::int64_t layers = 2, hidden_size = 16 /* C */, mlp_size = 12 /* F */, heads = 4 /* H */, kv_heads = 2 /* G */,
                head_size = 4 /* D */, vocabulary = 13 /* V */;
   double norm_eps = 1e-5;
-  bool tied = true;  ///< output projection = token embedding
+  bool tied = true;            ///< output projection = token embedding
+  std::string norm = "pre";    ///< pre, post
+  std::string bias = "false";  ///< linear layers with a bias: false, true (all), attention, mlp
+  std::string mlp = "swiglu";  ///< swiglu, geglu, gelu
   OracleArithmetic arithmetic = OracleArithmetic::f64;
 };
 

@@ -109,6 +109,13 @@ template <class Real> auto OracleTape<Real>::silu(Id x) -> Id {
   return close(v * s);
 }
 
+template <class Real> auto OracleTape<Real>::gelu(Id x) -> Id {
+  const Real v = value(x), normal = (1 + std::erf(v / std::sqrt(Real(2)))) / 2;
+  const Real density = std::exp(-v * v / 2) / std::sqrt(2 * std::acos(Real(-1)));
+  term(x, normal + v * density);
+  return close(v * normal);
+}
+
 template <class Real> auto OracleTape<Real>::relu(Id x) -> Id {
   if (value(x) <= 0) return leaf(0);
   return linear(x, 1);

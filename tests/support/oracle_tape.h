@@ -40,6 +40,7 @@ template <class Real> class OracleTape {
   Id sigmoid(Id x);                  ///< 1 / (1 + e^-x)
   Id log_sigmoid(Id x);              ///< ln σ(x)
   Id silu(Id x);                     ///< x σ(x)
+  Id gelu(Id x);                     ///< x Φ(x), Φ the normal distribution
   Id relu(Id x);                     ///< max(0, x)
   Id capped(Id x, Real cap);         ///< min(cap, x); gradient only below the cap
   Id exp_difference(Id a, Id b);     ///< e^(a - b)

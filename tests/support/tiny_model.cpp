@@ -24,6 +24,31 @@ std::string name_of_kind(const std::string& kind) {
   return name;
 }
 
+const std::vector<BlockForm>& block_forms() {
+  static const std::vector<BlockForm> forms{
+      {},
+      post_bias_gelu,
+      {"pre", "mlp", "geglu"},
+      {"post", "attention", "swiglu"},
+      {"pre", "true", "gelu"},
+      {"post", "false", "geglu"},
+  };
+  return forms;
+}
+
+std::string TinyCase::text() const {
+  const std::string name = name_of_kind(kind);
+  return form.text() == BlockForm().text() ? name : name + "_" + form.text();
+}
+
+std::vector<TinyCase> tiny_cases() {
+  std::vector<TinyCase> cases;
+  for (const std::string& kind : tiny_kinds()) cases.push_back({kind});
+  for (const char* kind : {"rope", "rope+cope", "tape"}) cases.push_back({kind, post_bias_gelu});
+  cases.push_back({"xpos", {"pre", "true", "geglu"}});
+  return cases;
+}
+
 framework::PositionConfig tiny_position() {
   framework::PositionConfig position;
   position.cope_positions = 6;  // P = 5: rows saturate within a dozen tokens
@@ -51,6 +76,9 @@ std::unique_ptr<framework::Model> tiny_model(const TinyShape& shape, std::uint64
   config.max_length = 300;
   config.lora_rank = shape.lora_rank;
   config.lora_targets = shape.lora_targets;
+  config.norm = shape.form.norm;
+  config.bias = shape.form.bias;
+  config.mlp = shape.form.mlp;
   framework::PositionConfig position = shape.position;
   position.kind = shape.kind;
   if (position.original_length == 0) position.original_length = 64;

@@ -12,6 +12,16 @@ namespace capstan::tests {
 /// Tables of a few rows, so that a dozen tokens reach their ends.
 framework::PositionConfig tiny_position();
 
+/// What model.norm, model.bias and model.mlp make of the block.
+struct BlockForm {
+  std::string norm = "pre", bias = "false", mlp = "swiglu";
+  std::string text() const { return norm + "_bias_" + bias + "_" + mlp; }
+};
+/// The block of the papers before Llama.
+const BlockForm post_bias_gelu{"post", "true", "gelu"};
+/// Every value and most pairs; Llama's block first.
+const std::vector<BlockForm>& block_forms();
+
 struct TinyShape {
   std::string kind = "rope";
   framework::PositionConfig position = tiny_position();  ///< all but the kind
@@ -23,6 +33,7 @@ struct TinyShape {
   double scale = 0.4;  ///< of matrices; large ones magnify rounding from layer to layer
   std::int64_t lora_rank = 0;
   std::string lora_targets = "*_proj";
+  BlockForm form = {};
 };
 
 /// All parameters random, also those that begin at zero (CoPE's table, TAPE's alpha and W_d), so that every path is alive; those
@@ -33,6 +44,15 @@ std::unique_ptr<framework::Model> tiny_model(const TinyShape& shape, std::uint64
 std::vector<std::string> tiny_kinds();
 /// A kind as part of a test's name.
 std::string name_of_kind(const std::string& kind);
+
+/// A kind in a block.
+struct TinyCase {
+  std::string kind;
+  BlockForm form = {};
+  std::string text() const;  ///< as part of a test's name
+};
+/// All tiny kinds in Llama's block, and some in others.
+std::vector<TinyCase> tiny_cases();
 
 /// `sequences` random sequences of `length` tokens, this rank's shard. documents: lengths of packed documents (the last one
 /// takes the rest); empty: one document. Every seventh target counts nothing.

@@ -36,7 +36,7 @@ std::string random_token_file() {
   return path;
 }
 
-Recipe tiny_recipe(const std::string& kind) {
+Recipe tiny_recipe(const std::string& kind, const BlockForm& form) {
   Recipe r;
   r.model.hidden_size = 16;
   r.model.mlp_size = 20;
@@ -45,6 +45,9 @@ Recipe tiny_recipe(const std::string& kind) {
   r.model.kv_heads = 2;
   r.model.init_std = 0.2;
   r.model.max_length = 48;
+  r.model.norm = form.norm;
+  r.model.bias = form.bias;
+  r.model.mlp = form.mlp;
   r.position.kind = kind;
   r.position.cope_positions = 6;
   r.data.train = random_token_file();

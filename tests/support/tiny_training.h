@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "framework/trainer.h"
+#include "tests/support/tiny_model.h"
 
 namespace capstan::tests {
 
@@ -12,7 +13,7 @@ namespace capstan::tests {
 std::string random_token_file();
 
 /// f64 on ref, plain SGD, sequences of 48 tokens.
-framework::Recipe tiny_recipe(const std::string& kind);
+framework::Recipe tiny_recipe(const std::string& kind, const BlockForm& form = {});
 
 /// What steps leave.
 struct Trace {

@@ -2,21 +2,37 @@
 // then depends on the row's length only, never on the row's place in the call. `ivdep`: results may lie exactly over an operand
 // (the header's promise), which every loop bears, since it reads an index before it writes it.
 
+#include "kernels/activation.h"
 #include "kernels/isa.h"
 #include "kernels/simd_math.h"
-#include "kernels/swiglu.h"
 #include "kernels/threads.h"
 
 namespace capstan::kernels::cpu {
 
 namespace {
 
-[[gnu::always_inline]] inline float silu(float a) { return a * fast_sigmoid(a); }
+/// silu(a) = a σ(a);  silu'(a) = σ(a) (1 + a (1 - σ(a)))
+struct Silu {
+  [[gnu::always_inline]] static float value(float a) { return a * fast_sigmoid(a); }
+  [[gnu::always_inline]] static float slope(float a) {
+    const float sigma = fast_sigmoid(a);
+    return sigma * (1.0f + a * (1.0f - sigma));
+  }
+};
 
-/// silu'(a) = σ(a) (1 + a (1 - σ(a)))
-[[gnu::always_inline]] inline float silu_slope(float a) {
-  const float sigma = fast_sigmoid(a);
-  return sigma * (1.0f + a * (1.0f - sigma));
+/// gelu(a) = a Φ(a);  gelu'(a) = Φ(a) + a exp(-a²/2)/√(2π)
+struct Gelu {
+  [[gnu::always_inline]] static float value(float a) { return a * fast_normal(a, fast_bell(a)); }
+  [[gnu::always_inline]] static float slope(float a) {
+    constexpr float peak = 0.398942280f;  // 1/√(2π)
+    const float bell = fast_bell(a);
+    return fast_normal(a, bell) + a * (peak * bell);
+  }
+};
+
+/// Calls body(functions, a number as stored).
+template <class Body> void with(const View& x, Activation f, const Body& body) {
+  with_functions<Silu, Gelu>(f, [&](auto of) { with_stored(x.type(), [&](auto stored) { body(of, stored); }); });
 }
 
 /// Calls row(offset, length) for each row of the last axis, compiled for this machine, on the rank's threads.
@@ -31,9 +47,10 @@ template <class Row> void for_each_row(const View& view, const Row& row) {
 
 }  // namespace
 
-// h = silu(gate) up
-void swiglu_forward(const View& h, const View& gate, const View& up) {
-  with_stored(gate.type(), [&](auto stored) {
+// h = f(gate) up
+void gated_forward(const View& h, const View& gate, const View& up, Activation f) {
+  with(gate, f, [&](auto of, auto stored) {
+    using F = decltype(of);
     using T = decltype(stored);
     T* const H = h.as<T>();
     const T *const A = gate.as<T>(), *const U = up.as<T>();
@@ -41,14 +58,16 @@ void swiglu_forward(const View& h, const View& gate, const View& up) {
         gate, [=](std::int64_t begin, std::int64_t length) __attribute__((always_inline)) {
 #pragma GCC ivdep
           for (std::int64_t i = begin; i < begin + length; ++i)
-            H[i] = stored_as<T>(silu(to_float(A[i])) * to_float(U[i]));
+            H[i] = stored_as<T>(F::value(to_float(A[i])) * to_float(U[i]));
         });
   });
 }
 
-// Of h = silu(gate) up:  dgate = dh up silu'(gate), dup = dh silu(gate)
-void swiglu_backward(const View& dgate, const View& dup, const View& dh, const View& gate, const View& up) {
-  with_stored(gate.type(), [&](auto stored) {
+// Of h = f(gate) up:  dgate = dh up f'(gate), dup = dh f(gate)
+void gated_backward(const View& dgate, const View& dup, const View& dh, const View& gate, const View& up,
+                    Activation f) {
+  with(gate, f, [&](auto of, auto stored) {
+    using F = decltype(of);
     using T = decltype(stored);
     T *const dA = dgate.as<T>(), *const dU = dup.as<T>();
     const T *const dH = dh.as<T>(), *const A = gate.as<T>(), *const U = up.as<T>();
@@ -57,30 +76,32 @@ void swiglu_backward(const View& dgate, const View& dup, const View& dh, const V
 #pragma GCC ivdep
           for (std::int64_t i = begin; i < begin + length; ++i) {
             const float a = to_float(A[i]), u = to_float(U[i]), d = to_float(dH[i]);
-            dA[i] = stored_as<T>(d * u * silu_slope(a));
-            dU[i] = stored_as<T>(d * silu(a));
+            dA[i] = stored_as<T>(d * u * F::slope(a));
+            dU[i] = stored_as<T>(d * F::value(a));
           }
         });
   });
 }
 
-// y = silu(x)
-void silu_forward(const View& y, const View& x) {
-  with_stored(x.type(), [&](auto stored) {
+// y = f(x)
+void activation_forward(const View& y, const View& x, Activation f) {
+  with(x, f, [&](auto of, auto stored) {
+    using F = decltype(of);
     using T = decltype(stored);
     T* const Y = y.as<T>();
     const T* const X = x.as<T>();
     for_each_row(
         x, [=](std::int64_t begin, std::int64_t length) __attribute__((always_inline)) {
 #pragma GCC ivdep
-          for (std::int64_t i = begin; i < begin + length; ++i) Y[i] = stored_as<T>(silu(to_float(X[i])));
+          for (std::int64_t i = begin; i < begin + length; ++i) Y[i] = stored_as<T>(F::value(to_float(X[i])));
         });
   });
 }
 
-// Of y = silu(x):  dx = dy silu'(x)
-void silu_backward(const View& dx, const View& dy, const View& x) {
-  with_stored(x.type(), [&](auto stored) {
+// Of y = f(x):  dx = dy f'(x)
+void activation_backward(const View& dx, const View& dy, const View& x, Activation f) {
+  with(x, f, [&](auto of, auto stored) {
+    using F = decltype(of);
     using T = decltype(stored);
     T* const dX = dx.as<T>();
     const T *const dY = dy.as<T>(), *const X = x.as<T>();
@@ -88,7 +109,7 @@ void silu_backward(const View& dx, const View& dy, const View& x) {
         x, [=](std::int64_t begin, std::int64_t length) __attribute__((always_inline)) {
 #pragma GCC ivdep
           for (std::int64_t i = begin; i < begin + length; ++i)
-            dX[i] = stored_as<T>(to_float(dY[i]) * silu_slope(to_float(X[i])));
+            dX[i] = stored_as<T>(to_float(dY[i]) * F::slope(to_float(X[i])));
         });
   });
 }
