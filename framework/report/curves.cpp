@@ -4,7 +4,6 @@
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <map>
 
 #include "framework/report/sections.h"
 #include "kernels/check.h"
@@ -115,7 +114,7 @@ std::string validation_conflict(const std::vector<ReportRun>& runs) {
 namespace {
 
 struct TrainingCharts {
-  std::map<std::string, LineChart> loss;  ///< by title: one, and one for each file whose steps stand apart
+  std::vector<LineChart> loss;  ///< one, and one for each file whose steps stand apart, told apart by their titles
   LineChart validation{"Validation loss", "step", "nat per token", {}},
       norm{"Gradient norm, before clipping", "step", "norm", {}}, rate{"Learning rate", "step", "", {}};
 };
@@ -132,8 +131,10 @@ void add_lines(LineChart& chart, const ReportSeries& series, const std::vector<S
 
 void add_losses(TrainingCharts& charts, const ReportRun& run, const ReportSeries& series) {
   const auto add = [&](const std::string& title, const std::vector<StepLine>& steps) {
-    const auto at = charts.loss.emplace(title, LineChart{title, "step", "nat per token", {}}).first;
-    add_lines(at->second, series, steps, &StepLine::loss);
+    auto at =
+        std::find_if(charts.loss.begin(), charts.loss.end(), [&](const LineChart& c) { return c.title == title; });
+    if (at == charts.loss.end()) at = charts.loss.insert(at, {title, "step", "nat per token", {}});
+    add_lines(*at, series, steps, &StepLine::loss);
   };
   const std::vector<std::int64_t> files = run.curve.files_apart();
   if (files.empty()) add("Training loss", run.curve.steps);
@@ -175,7 +176,7 @@ std::string training_section(const std::vector<ReportRun>& runs, const std::vect
   for (const ChartLine& line : charts.norm.lines)
     if (!line.faint) legend.push_back(line);
   out += chart_legend(legend) + "<div class=\"charts\">\n";
-  for (const auto& [title, chart] : charts.loss) out += line_chart(chart);
+  for (const LineChart& chart : charts.loss) out += line_chart(chart);
   const std::string conflict = validation_conflict(runs);
   if (!conflict.empty())
     out +=
