@@ -218,4 +218,16 @@ void check_recipe(const Recipe& recipe, const std::string& where) {
        recipe.train.validate_every);
 }
 
+void check_shape_of_start(const Recipe& recipe, const ModelConfig& start, const std::string& where) {
+  Recipe given = recipe, held;
+  held.model = start;
+  const std::vector<Option> ours = options(given), theirs = options(held);
+  for (const char* key :
+       {"hidden_size", "mlp_size", "layers", "heads", "kv_heads", "head_size", "norm", "bias", "mlp", "tied"})
+    for (std::size_t i = 0; i < ours.size(); ++i)
+      need(ours[i].name != std::string("model.") + key || ours[i].text() == theirs[i].text(), where,
+           "{} = {}, but the model of model.from = {} has {}; take it out", ours[i].name, ours[i].text(),
+           recipe.model.from, theirs[i].text());
+}
+
 }  // namespace capstan::framework

@@ -181,6 +181,8 @@ void read_recipe(Recipe& recipe, const std::string& path);
 std::string write_recipe(const Recipe& recipe);
 /// Relations between options (heads divisible, warm-up within steps, …). `where` begins the error line.
 void check_recipe(const Recipe& recipe, const std::string& where);
+/// A recipe with model.from may repeat what makes the shape of the start model, not change it.
+void check_shape_of_start(const Recipe& recipe, const ModelConfig& start, const std::string& where);
 
 /// The known name nearest to `name` by edit distance; empty if none is near.
 std::string nearest_name(const std::string& name, const std::vector<std::string>& known);

@@ -101,6 +101,7 @@ Recipe read_training_recipe(const std::string& path, const std::vector<std::pair
     on_top.position = start.position;
     read_over(on_top);
     recipe = on_top;
+    if (!shape) check_shape_of_start(recipe, start.model, path);
   }
   if (recipe.model.max_length == 0) recipe.model.max_length = recipe.data.context;
   check_recipe(recipe, path);

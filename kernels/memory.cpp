@@ -28,6 +28,7 @@ struct Count {
     std::int64_t most = peak.load();
     while (sum > most && !peak.compare_exchange_weak(most, sum)) {}
   }
+  void restart() { peak = now.load(); }
 };
 
 /// One place's memory.
@@ -238,6 +239,12 @@ MemoryReport memory_report(MemoryPlace place) {
   report.kept = here.kept;
   report.taken = here.taken;
   return report;
+}
+
+void restart_memory_peaks(MemoryPlace place) {
+  Account& here = account(place);
+  for (Count& bytes : here.bytes) bytes.restart();
+  here.all.restart();
 }
 
 namespace {

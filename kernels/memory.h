@@ -52,6 +52,8 @@ struct MemoryReport {
   std::int64_t taken = 0;  ///< pieces taken from the system so far
 };
 MemoryReport memory_report(MemoryPlace place = MemoryPlace::host);
+/// Peaks are those of what is held from now on: before a measurement.
+void restart_memory_peaks(MemoryPlace place = MemoryPlace::host);
 
 /// 64-byte aligned (on the GPU 256-byte), of unspecified content, 0 bytes: nullptr. If there is none left: nullptr on the host;
 /// on the GPU OutOfDeviceMemory, which says what was asked for, what is free, and who holds most.

@@ -204,7 +204,7 @@ std::string config_section(const std::vector<ReportRun>& runs, const std::vector
          "</section>\n";
 }
 
-std::string quoted(const std::string& word) {
+std::string shell_word(const std::string& word) {
   const auto is_plain = [](unsigned char c) {
     return std::isalnum(c) || c >= 0x80 || std::string("-_./+=,:@").find(char(c)) != std::string::npos;
   };
@@ -220,7 +220,7 @@ std::string stretch_options(const std::string& how) {
   for (const std::string& part : split_list(how)) {
     const std::size_t equals = part.find(" = ");
     if (equals != std::string::npos)
-      out += fmt::format(" --{} {}", part.substr(0, equals), quoted(part.substr(equals + 3)));
+      out += fmt::format(" --{} {}", part.substr(0, equals), shell_word(part.substr(equals + 3)));
   }
   return out;
 }
@@ -230,27 +230,27 @@ std::string command_of(const PerplexityEvaluation& e) {
                            : e.complete      ? ""
                                              : fmt::format(" --max-windows {}", e.windows);
   return fmt::format("capstan eval perplexity --model {} --data {} --window {} --stride {} --convention {}{}{}{}",
-                     quoted(folder_of(e.source)), quoted(e.data), e.window, e.stride, e.convention,
+                     shell_word(folder_of(e.source)), shell_word(e.data), e.window, e.stride, e.convention,
                      e.convention == "once" ? " --documents " + e.documents : "", part, stretch_options(e.source.how));
 }
 
 std::string task_options(const RetrievalEvaluation& e) {
   if (e.task == "passkey") return "";
-  const std::string haystack = " --haystack " + quoted(e.haystack);
+  const std::string haystack = " --haystack " + shell_word(e.haystack);
   return e.task == "ruler-multikey" ? fmt::format(" --task multikey --keys {}{}", e.keys, haystack) : haystack;
 }
 
 std::string command_of(const RetrievalEvaluation& e) {
   std::string command = fmt::format("capstan eval {} --model {}{}", e.task == "passkey" ? "passkey" : "needle",
-                                    quoted(folder_of(e.source)), task_options(e));
+                                    shell_word(folder_of(e.source)), task_options(e));
   if (e.prompts.starts_with("preset "))
-    return command + " --preset " + quoted(e.prompts.substr(7)) + stretch_options(e.source.how);
+    return command + " --preset " + shell_word(e.prompts.substr(7)) + stretch_options(e.source.how);
   std::set<std::int64_t> lengths;
   std::set<double> depths;
   for (const auto& cell : e.cells) lengths.insert(cell.length), depths.insert(cell.depth);
   if (e.cells.empty()) return command;
   return command + fmt::format(" --lengths {} --depths {} --trials {} --seed {}{}", fmt::join(lengths, ","),
-                               depths.size(), e.cells.front().trials, quoted(e.prompts.substr(5)),
+                               depths.size(), e.cells.front().trials, shell_word(e.prompts.substr(5)),
                                stretch_options(e.source.how));
 }
 
@@ -261,8 +261,8 @@ std::map<std::string, std::string> task_commands(const ReportRun& run) {
     std::string& files = data[e.source.file];
     files += (files.empty() ? "" : ",") + e.data;
     if (!e.complete) part[e.source.file] = fmt::format(" --max-examples {}", e.examples);
-    commands[e.source.file] = fmt::format("capstan eval task --model {} --data {}{}{}", quoted(folder_of(e.source)),
-                                          quoted(files), part[e.source.file], stretch_options(e.source.how));
+    commands[e.source.file] = fmt::format("capstan eval task --model {} --data {}{}{}", shell_word(folder_of(e.source)),
+                                          shell_word(files), part[e.source.file], stretch_options(e.source.how));
   }
   return commands;
 }
@@ -275,7 +275,8 @@ std::string made_section(const Report& report) {
   line("This page, by " + report.build, report.command);
   for (const ReportRun& run : report.runs) {
     out += fmt::format("<h3>{}</h3>\n", escaped(run.name));
-    if (run.trained) line("Trained; again:", fmt::format("capstan train {}/config.cfg --run NEW", quoted(run.folder)));
+    if (run.trained)
+      line("Trained; again:", fmt::format("capstan train {}/config.cfg --run NEW", shell_word(run.folder)));
     else line("Not trained here", run.folder);
     if (!run.tokenizer.empty()) line("Tokenizer", run.tokenizer);
     if (!run.training_data.empty()) line("Training data", run.training_data);
@@ -326,7 +327,7 @@ std::string report_csv(const std::vector<ReportRun>& runs) {
     else out += ",,,,";
     for (const std::int64_t window : summary.windows) {
       const PerplexityEvaluation* e = at_window(s, window);
-      out += "," + (e ? number(e->perplexity) : "");
+      out += e ? fmt::format(",{}", number(e->perplexity)) : ",";
     }
     const Score score = passkey_score(s);
     out += score.trials ? fmt::format(",{},{}\n", score.correct, score.trials) : ",,\n";

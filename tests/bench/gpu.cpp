@@ -27,6 +27,7 @@
 #include "kernels/stream_cuda.h"
 #include "parallel/ring_attention.h"
 #include "tests/bench/gpu_problem.h"
+#include "tests/bench/training_step.h"
 #include "tests/support/tensors.h"
 
 namespace capstan::tests {
@@ -136,9 +137,7 @@ class Bench {
          [this] { return ring(tokens(8192)); }},
         {"G8", "the same, 32K per rank", Better::lower, 1.03, 1.01, [this] { return ring(tokens(32768)); }},
         {"G11", "peak bytes per token, 8B-shaped layers, block_full / formula", Better::lower, 1.25, 1.10,
-         [] {
-           return Measured{{}, 0, "this program holds kernels and ranks, no model"};
-         }},
+         [this] { return step_memory(tokens(8192)); }},
     };
   }
 
@@ -188,6 +187,7 @@ class Bench {
   }
 
   Measured ring(std::int64_t of_rank);
+  Measured step_memory(std::int64_t tokens);
 
   Options options_;
   int repeats_;
@@ -246,6 +246,31 @@ Measured Bench::ring(std::int64_t of_rank) {
       },
       [] {});
   return {together / pair.own, together, {}};
+}
+
+// ---- memory ----------------------------------------------------------------------------------------------------------
+
+/// What twice the tokens take more, over L layers of inputs (2 D bytes in bf16) and one live layer of (12 + 12/g) D bytes: the model
+/// of Llama 3's 8B layers, D = 4096 and g = 4.
+Measured Bench::step_memory(std::int64_t tokens) {
+  StepShape shape{.precision = "bf16",
+                  .width = 4096,
+                  .mlp = 14336,
+                  .heads = 32,
+                  .kv_heads = 8,
+                  .layers = 2,
+                  .vocabulary = 512,
+                  .tokens = tokens,
+                  .keep = framework::Keep::inputs,
+                  .device = Device::cuda};
+  if (options_.toy) shape.width = 64, shape.mlp = 224, shape.heads = 4, shape.kv_heads = 1;
+  const double begin = clock_seconds();
+  const std::int64_t once = step_bytes(shape);
+  shape.tokens = 2 * tokens;
+  const double grown = double(step_bytes(shape) - once);
+  const double group = double(shape.heads / shape.kv_heads);
+  const double formula = (2 * double(shape.layers) + 12 + 12 / group) * double(shape.width);
+  return {grown / (double(tokens) * formula), clock_seconds() - begin, {}};
 }
 
 // ---- results --------------------------------------------------------------------------------------------------------

@@ -149,7 +149,9 @@ TEST(Linear, CpuAccuracy) {
     check_accuracy(c, 7, 43, 5);
     check_accuracy(c, 130, 172, 43);
     check_accuracy(c, 65, 512, 129);
-    check_accuracy(c, 530, 43, 600);  // more than one piece each way
+    check_accuracy(c, 530, 43, 600);    // more than one piece each way
+    check_accuracy(c, 1100, 1024, 33);  // lines whole pages apart
+    check_accuracy(c, 70, 33, 1024);
   }
 }
 
@@ -198,6 +200,7 @@ TEST(Linear, RowsDoNotDependOnOtherRows) {
            f32 ? std::vector<std::int64_t>{1, 3, 43, 172, 512} : std::vector<std::int64_t>{1, 43, 172})
         check_rows(c, K, M, K % 2 ? Into::add : Into::overwrite);
     check_rows(c, 1376, 64, Into::add);
+    check_rows(c, 64, 1024, Into::add);
     check_rows(c, 2048, 33, Into::overwrite);
     check_rows(c, 64, 600, Into::add);
   }

@@ -44,6 +44,18 @@ TEST(Memory, IsGivenToTheNextTensorOfItsSize) {
   });
 }
 
+TEST(Memory, CountsPeaksAnewWhenAsked) {
+  const MemoryPurpose purpose("peaks");
+  const Tensor kept({1 << 20}, DType::u8, Device::cpu);
+  { const Tensor big({1 << 24}, DType::u8, Device::cpu); }
+  EXPECT_GE(bytes_for("peaks", &MemoryLine::peak), (1 << 20) + (1 << 24));
+  restart_memory_peaks();
+  EXPECT_EQ(bytes_for("peaks", &MemoryLine::peak), bytes_for("peaks", &MemoryLine::now));
+  EXPECT_EQ(memory_report().peak, memory_report().now);
+  { const Tensor middle({1 << 22}, DType::u8, Device::cpu); }
+  EXPECT_EQ(bytes_for("peaks", &MemoryLine::peak), (1 << 20) + (1 << 22));
+}
+
 TEST(Memory, IsZeroUnlessAskedOtherwise) {
   on_new_thread([] {
     for (std::int64_t n : {1, 17, 4096, 100000}) {

@@ -2,11 +2,10 @@
 # What bad input gets, as docs/errors.md promises: its exit code, one line that names place, value, what is allowed and
 # what to do, and nothing half-written. Every case starts the real program.
 # usage: bad_input_test.sh CAPSTAN
-# shellcheck disable=SC2016,SC2046,SC2154  # $ of sed; words of $(ranks N) that are to split; setup.sh sets root
+# shellcheck disable=SC2016,SC2046,SC2154  # $ of sed; words of $(ranks N) that are to split; common.sh sets root, folder, capstan
 set -euo pipefail
-capstan=$(realpath "${1:?the program}")
-. "$(dirname "$0")/../../launch/setup.sh"
-work=$(mktemp -d)
+. "$(dirname "$0")/common.sh"
+work=$folder
 mkdir "$work/here"
 full=$work/here/full  # a file system without space, where we may mount one
 cleanup() {
@@ -15,7 +14,6 @@ cleanup() {
 }
 trap cleanup EXIT
 cd "$work/here"
-local_ranks
 cases=0 wrong=0
 
 complain() {  # complain WHAT: and show what the command printed
@@ -84,6 +82,7 @@ golden=$root/tests/golden/tokenizers
 "$capstan" prepare "$heldout" --tokenizer "$stories/tokenizer.model" --output pieces.h5 > "$work/log"
 "$capstan" import "$stories" --output model --end-token 1 > "$work/log"
 recipe r.cfg
+recipe on-model.cfg '/^hidden_size/,/^heads/d' 's/^.model.$/&\nfrom = model/'
 "$capstan" train r.cfg --run run > "$work/log"
 
 echo "options"
@@ -195,9 +194,9 @@ refuse 65 "pieces.h5: made with tokenizer tokenizer.model *, but that of bytes.h
 refuse 65 "pieces.h5: made with tokenizer tokenizer.model *, but data.tokenizer = bytes is bytes" \
   "$capstan" train r.cfg --data.train pieces.h5 --data.tokenizer bytes --run none
 refuse 65 "bytes.h5: made with tokenizer bytes *, but that of the model model is tokenizer.model" \
-  "$capstan" train r.cfg --model.from model --run none
+  "$capstan" train on-model.cfg --run none
 refuse 65 "bytes.h5: made with tokenizer bytes *, but that of the model model is tokenizer.model" \
-  "$capstan" plan r.cfg --model.from model
+  "$capstan" plan on-model.cfg
 refuse 78 "command line over model: position.factor = 2 has no effect with position.scaling = none" \
   "$capstan" eval perplexity --model model --data pieces.h5 --window 8 --position.factor 2
 refuse 65 "bytes.h5: made with tokenizer bytes" "$capstan" eval perplexity --model model --data bytes.h5 --window 8
@@ -262,12 +261,14 @@ truncate -s -100 cut-model/weights-0000.h5
 refuse 65 "cut-model/weights-0000.h5: damaged: * bytes, the manifest says" \
   "$capstan" generate --model cut-model --prompt a
 refuse 65 "cut-model/weights-0000.h5: damaged" \
-  "$capstan" train r.cfg --model.from cut-model --data.train pieces.h5 --run none
+  "$capstan" train on-model.cfg --model.from cut-model --data.train pieces.h5 --run none
 rm cut-model/weights-0000.h5
 refuse 65 "cut-model/weights-0000.h5: missing, but the manifest lists it" "$capstan" inspect cut-model
-refuse 65 "tensor 'model.embed_tokens.weight' is \[512, 64\], this model's is \[512, 32\]; * of another model" \
-  \
-  "$capstan" train r.cfg --model.from model --model.hidden_size 32 --model.head_size 8 --data.train pieces.h5 --run none
+refuse 65 "tensor 'model.embed_tokens.weight' is \[512, 64\], this model's is \[600, 64\]; * of another model" \
+  "$capstan" train on-model.cfg --model.vocabulary 600 --data.train pieces.h5 --run none
+refuse 78 "on-model.cfg: model.mlp = gelu, but the model of model.from = model has swiglu; take it out" \
+  "$capstan" train on-model.cfg --model.mlp gelu --data.train pieces.h5 --run none
+refuse 78 "r.cfg: model.hidden_size = 16, but the model of model.from = model has 64; take it out" "$capstan" plan r.cfg --model.from model
 refuse 78 "run was started with model.layers = 1, this command says 2" "$capstan" train r.cfg --model.layers 2 --run run
 refuse 78 "run was started with optimizer.lr" "$capstan" train r.cfg --optimizer.lr 0.5 --run run
 

@@ -2,14 +2,9 @@
 # An evaluation that is killed and run again, as a user does it: it goes on from FILE.part on any number of ranks, and its figures
 # are those of the unbroken one, bit for bit.
 # usage: eval_resume_test.sh CAPSTAN
-# shellcheck disable=SC2154  # setup.sh sets root
+# shellcheck disable=SC2154  # common.sh sets root, folder, capstan
 set -euo pipefail
-capstan=$(realpath "${1:?the program}")
-. "$(dirname "$0")/../../launch/setup.sh"
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
-local_ranks
+. "$(dirname "$0")/common.sh"
 stories=$root/recipes/models/stories260K
 "$capstan" prepare "$root/recipes/data/stories-heldout.jsonl" --tokenizer "$stories/tokenizer.model" --output pieces.h5 > log
 "$capstan" import "$stories" --output model --end-token 1 > log

@@ -2,13 +2,9 @@
 # The scripts that train for hours, on a stand-in for the program that takes what the program's --help names, notes the command, and leaves
 # results: they run through, name only what is there, and started again make nothing twice.
 # usage: recipe_scripts_test.sh CAPSTAN
-# shellcheck disable=SC2154  # setup.sh sets root
+# shellcheck disable=SC2154  # common.sh sets root, folder, capstan
 set -euo pipefail
-capstan=$(realpath "${1:?the program}")
-. "$(dirname "$0")/../../launch/setup.sh"
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+. "$(dirname "$0")/common.sh"
 cp -r "$root/launch" "$root/recipes" .
 mkdir -p bin docs/results
 cp "$root/docs/results/papers.tsv" docs/results/

@@ -2,15 +2,10 @@
 # A run that is stopped and started again, as a user does it: by a time limit, the stop file, a signal, kill -9. The
 # final checkpoint and the losses equal those of the unbroken run, bit for bit, on the same ranks.
 # usage: resume_test.sh CAPSTAN
-# shellcheck disable=SC2154  # setup.sh sets root
+# shellcheck disable=SC2154  # common.sh sets root, folder, capstan
 set -euo pipefail
-capstan=$(realpath "${1:?the program}")
-. "$(dirname "$0")/../../launch/setup.sh"
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+. "$(dirname "$0")/common.sh"
 ln -s "$root/recipes" recipes
-local_ranks
 recipe_data "$capstan" smoke
 
 steps=40

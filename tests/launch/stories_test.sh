@@ -2,15 +2,10 @@
 # The extension of a trained model as a user does it, in small: stories260K, 512 -> 1,024 tokens, by the three stories recipes with fewer
 # steps, on 2 MPI ranks. Stretching hurts by about a nat; training must win most of that back, for each encoding.
 # usage: stories_test.sh CAPSTAN
-# shellcheck disable=SC2154  # setup.sh sets root
+# shellcheck disable=SC2154  # common.sh sets root, folder, capstan
 set -euo pipefail
-capstan=$(realpath "${1:?the program}")
-. "$(dirname "$0")/../../launch/setup.sh"
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+. "$(dirname "$0")/common.sh"
 ln -s "$root/recipes" recipes
-local_ranks
 recipe_data "$capstan" stories260K stories-train stories-heldout
 
 loss() {  # loss MODEL [OPTION...]: mean NLL of the held-out stories' first 1,024 tokens

@@ -1,13 +1,8 @@
 #!/usr/bin/env bash
 # two_hosts_test.sh CAPSTAN: 2 simulated hosts x 2 ranks train as 4 local ranks do. Exit code 77: not run (no namespaces here).
 set -euo pipefail
-capstan=$(realpath "${1:?the program}")
-. "$(dirname "$0")/../../launch/setup.sh"
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+. "$(dirname "$0")/common.sh"
 ln -s "$root/recipes" recipes
-local_ranks
 
 "$root/launch/two_hosts" --timeout 120 bash -c 'cat /proc/sys/kernel/hostname' > "$folder/hosts" 2> "$folder/why" || {
   status=$?
