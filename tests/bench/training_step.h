@@ -38,7 +38,8 @@ class TrainingStep {
   framework::Batch batch_;
 };
 
-/// Peak of the bytes that tensors hold in a step on the shape's device, less what the parameters and their states take.
+/// Peak of the bytes that tensors hold in a step on the shape's device, less parameters and their states, and scratch memory of threads,
+/// which does not grow with the tokens.
 std::int64_t step_bytes(const StepShape& shape);
 
 }  // namespace capstan::tests
