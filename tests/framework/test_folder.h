@@ -80,8 +80,6 @@ template <class Call> bool survives(Call&& call) {
 }
 
 /// A file below tests/golden; tests run from any folder.
-inline std::string golden(const std::string& name) {
-  return (std::filesystem::path(__FILE__).parent_path().parent_path() / "golden" / name).string();
-}
+inline std::string golden(const std::string& name) { return std::string(CAPSTAN_SOURCE_DIR "/tests/golden/") + name; }
 
 }  // namespace capstan::testing

@@ -9,7 +9,7 @@ namespace {
 using testing::error_of;
 using testing::expect_parts;
 
-const std::string root = std::filesystem::path(__FILE__).parent_path().parent_path().parent_path().string();
+const std::string root = CAPSTAN_SOURCE_DIR;
 const std::string recipe = root + "/recipes/llama2-7b-4k-8k-tape.cfg",
                   config = root + "/recipes/models/llama2-7b-shape/config.json";
 

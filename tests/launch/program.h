@@ -13,8 +13,7 @@
 namespace capstan::launch {
 
 /// A small trained model that the project ships.
-inline const std::string stories =
-    (std::filesystem::path(__FILE__).parent_path().parent_path().parent_path() / "recipes/models/stories260K").string();
+inline const std::string stories = CAPSTAN_SOURCE_DIR "/recipes/models/stories260K";
 
 /// Runs a command line on one rank; returns what it printed.
 inline std::string capstan(const std::vector<std::string>& words) {
