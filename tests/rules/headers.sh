@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # headers.sh [COMPILER [FOLDER]]: each header compiles alone, and may be included twice. FOLDER keeps the files, for ccache.
 # Builds would not tell: they have precompiled what most headers need. What includes CUDA's headers is compiled over the emulator's
-# stand-ins of them.
+# stand-ins of them. CAPSTAN_SOURCE_DIR is what CMake gives to tests.
 . "$(dirname "$0")/common.sh"
 compiler=${1:-c++}
 folder=${2:-$(mktemp -d)}
@@ -16,7 +16,7 @@ check() {
   if ! grep -qx '#pragma once' "$1"; then echo "$1:1: has no #pragma once"; fi
   local unit="$folder/${1//\//_}.cpp"
   printf '#include "%s"\n#include "%s"\n' "$1" "$1" > "$unit"
-  $compiler -std=c++20 -Wall -Wextra -Werror $cuda -I. -c "$unit" -o "$unit.o" > "$unit.log" 2>&1 ||
+  $compiler -std=c++20 -Wall -Wextra -Werror $cuda -I. '-DCAPSTAN_SOURCE_DIR="."' -c "$unit" -o "$unit.o" > "$unit.log" 2>&1 ||
     echo "$1:1: does not compile alone: $(grep -m 1 error "$unit.log" || head -n 1 "$unit.log")"
 }
 export -f check
