@@ -137,13 +137,11 @@ bool crowded(const Matrix& m) { return m.pitch * size_of(m.type) % 4096 == 0; }
 
 /// m with its lines a cache line more than their length apart: a copy in `memory`.
 Matrix spread(const Matrix& m, Scratch& memory) {
-  const std::int64_t lines = m.transposed ? m.columns : m.rows, length = m.transposed ? m.rows : m.columns;
-  const std::int64_t size = size_of(m.type), pitch = length + 64 / size;
-  char* const to = memory.of<char>(lines * pitch * size);
-  for (std::int64_t line = 0; line < lines; ++line)
-    std::memcpy(to + line * pitch * size, static_cast<const char*>(m.data) + line * m.pitch * size,
-                static_cast<std::size_t>(length * size));
-  return {to, m.type, m.rows, m.columns, pitch, m.transposed};
+  const Matrix lines = m.transposed ? transpose_of(m) : m;
+  const std::int64_t pitch = lines.columns + 64 / size_of(m.type);
+  const Matrix apart{memory.of<char>(lines.rows * pitch * size_of(m.type)), m.type, lines.rows, lines.columns, pitch};
+  copy_rows(apart, lines, lines.rows);
+  return m.transposed ? transpose_of(apart) : apart;
 }
 
 /// c (+)= a b of types that oneDNN multiplies, with the promise for rows of c unless a is transposed.
@@ -151,9 +149,10 @@ void multiply_stored(const Matrix& c, const Matrix& a, const Matrix& b, Into int
   constexpr std::int64_t largest_inner = 1024;
   Workspace& own = workspace();
   const Product& whole = own.product(c, a, b, into);
-  if (whole.any_row_count) return own.run(whole, c, a, b);
-  const bool spread_a = a.transposed && crowded(a), spread_b = !b.transposed && crowded(b);
-  if (!spread_a && !spread_b) return multiply_blocks(c, a, b, into);
+  const bool spread_a = a.transposed && crowded(a), spread_b = !b.transposed && crowded(b),
+             spreads = spread_a || spread_b;
+  if (whole.any_row_count || (a.transposed && !spreads)) return own.run(whole, c, a, b);
+  if (!spreads) return multiply_blocks(c, a, b, into);
   const Cut inner(a.columns, largest_inner);
   for (std::int64_t i = 0; i < inner.pieces; ++i) {
     const Matrix of_a = a.part(0, a.rows, inner.begin(i), inner.count(i)),

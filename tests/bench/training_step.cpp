@@ -71,8 +71,13 @@ TrainingStep::TrainingStep(const StepShape& shape)
   model_.parameters().initialise(1, 0.02);
   optimizer_.emplace(framework::OptimizerConfig{}, model_.parameters(), *world_);
   if (type == DType::bf16) optimizer_->narrow_parameters();
-  ring_.emplace(model_.make_ring(*world_, shape.tokens, tile));
-  batch_ = random_batch(shape);
+  set_tokens(shape.tokens);
+}
+
+void TrainingStep::set_tokens(std::int64_t tokens) {
+  shape_.tokens = tokens;
+  ring_.emplace(model_.make_ring(*world_, tokens, tile));
+  batch_ = random_batch(shape_);
 }
 
 void TrainingStep::run() {
@@ -83,10 +88,10 @@ void TrainingStep::run() {
 
 std::int64_t step_bytes(const StepShape& shape) {
   const auto place = shape.device == Device::cuda ? kernels::MemoryPlace::gpu : kernels::MemoryPlace::host;
-  StepShape few = shape;
-  few.tokens = std::min<std::int64_t>(few.tokens, 1024);
-  TrainingStep(few).run();  // all threads have their scratch memory from now on
   TrainingStep step(shape);
+  step.set_tokens(std::min<std::int64_t>(shape.tokens, 1024));
+  step.run();  // all threads have their scratch memory from now on
+  step.set_tokens(shape.tokens);
   kernels::restart_memory_peaks(place);
   const std::int64_t before = kernels::memory_report(place).now;
   step.run();

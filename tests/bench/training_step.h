@@ -26,6 +26,8 @@ struct StepShape {
 class TrainingStep {
  public:
   explicit TrainingStep(const StepShape& shape);
+  /// From now on sequences have so many tokens.
+  void set_tokens(std::int64_t tokens);
   void run();
   std::int64_t parameters() const { return model_.parameters().elements(); }
 
